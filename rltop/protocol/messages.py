@@ -1,0 +1,379 @@
+"""Message types of the wire, one Struct per type, named as in `docs/protocol.md`.
+
+Every body is a MessagePack map with the field names below; unknown keys are ignored, missing ones take the default.
+NaN and Inf travel as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+PROTO_MIN = 1
+"""Oldest protocol version that this build speaks."""
+PROTO_MAX = 1
+"""Newest protocol version that this build speaks."""
+
+Role = Literal["view", "control"]
+
+
+class Header(msgspec.Struct, omit_defaults=True, frozen=True):
+    """Second frame of every message. `t` is the message type; the rest depends on it."""
+
+    v: int
+    """Protocol version of the body."""
+    t: str
+    """Message type: the tag in `BODIES`, or one the receiver does not know and answers with `err/unsupported`."""
+    id: str = ""
+    """Set by the sender of a request; unique per connection (commands: unique for ever)."""
+    re: str = ""
+    """In an answer: the `id` of the request."""
+    seq: int = 0
+    """In `snap` and `delta`: the per-client sequence, strictly +1. In `rec`: the per-source sequence."""
+    epoch: str = ""
+    """Random per daemon start, in everything the daemon sends."""
+
+
+# ---------------------------------------------------------------- producers -> daemon
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Who produced a record."""
+
+    role: str
+    """`trainer`, `rollout`, `engine`, `hook` or any other short word."""
+    rank: int = 0
+    host: str = ""
+    pid: int = 0
+
+    @property
+    def name(self) -> str:
+        """Stable display name, for example `trainer/0`."""
+        return f"{self.role}/{self.rank}"
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Body of `rec`: one thing a producer saw. `payload` is one of the `*Payload` maps below, chosen by `kind`."""
+
+    run: str
+    source: Source
+    seq: int
+    """Per source, from 1, strictly +1 for every record that was *made*; a hole is a loss."""
+    mono: float
+    """Producer's monotonic clock, seconds."""
+    wall: float
+    """Producer's wall clock, seconds since the epoch."""
+    kind: str
+    payload: dict[str, Any]
+    dropped: int = 0
+    """Records of this source dropped so far because nobody took them."""
+
+
+class MetricsPayload(msgspec.Struct, frozen=True):
+    """Kind `metrics`: scalars of one rollout or one optimizer step, under slime's names."""
+
+    values: dict[str, float]
+    step: int
+    """Value on the x axis: the rollout id for `rollout`, `perf` and `eval`; `train/step` for `train`."""
+    axis: Literal["rollout", "train"] = "rollout"
+    rollout_id: int | None = None
+    step_in_rollout: int | None = None
+    """0 is the on-policy step of its rollout. None when axis is `rollout`."""
+
+
+class SamplesPayload(msgspec.Struct, frozen=True):
+    """Kind `samples`: some finished rollouts of one rollout id, as plain maps.
+
+    Keys: index, group_index, prompt, response, response_length (tokens), reward, label, status
+    (`completed`, `truncated`, `aborted`), finish_reason, weight_version, engine, token_ids, rollout_log_probs,
+    log_probs (both per response token, natural log). All optional but index and response.
+    """
+
+    rollout_id: int
+    samples: list[dict[str, Any]]
+    total: int = 0
+    """How many samples the rollout has; `samples` may be fewer."""
+
+
+class PhasePayload(msgspec.Struct, frozen=True):
+    """Kind `phase`: the run enters or leaves a phase."""
+
+    name: str
+    """rollout, log_probs, ref_log_probs, train, update_weights, offload, onload, save, eval, start, cold_start."""
+    edge: Literal["enter", "leave"]
+    rollout_id: int | None = None
+    elapsed_s: float | None = None
+    """On `leave`: how long it took."""
+
+
+class LogPayload(msgspec.Struct, frozen=True):
+    """Kind `log`: one line for people."""
+
+    level: Literal["debug", "info", "warn", "error"]
+    text: str
+
+
+class WeightsPayload(msgspec.Struct, frozen=True):
+    """Kind `weights`: one weight sync ended."""
+
+    version: str
+    rollout_id: int | None
+    """The first rollout id that is sampled with this version."""
+    ok: bool = True
+    transport: str = ""
+    """`disk`, `tensor`, `distributed`."""
+    engines: dict[str, Any] = {}
+    """engine id -> {ok, version, message, digest}."""
+    digest: str = ""
+    """Digest over all pushed tensors, as the trainer sees them."""
+    elapsed_s: float | None = None
+
+
+class EnginePayload(msgspec.Struct, frozen=True):
+    """Kind `engine`: an engine started, changed or went away. The daemon scrapes `url` from then on."""
+
+    id: str
+    """Short name, unique in the run: `0`, `1`, ..."""
+    url: str = ""
+    kind: str = "sglang"
+    """`sglang`, or `cpu` for rltop's own CPU engine (a stand-in; every surface says so)."""
+    state: str = "HEALTHY"
+    """State names of DESIGN section 4: LAUNCHING, LOADING, STALE, HEALTHY, STOPPED, CRASHED, ..."""
+    generation: int = 1
+    pid: int = 0
+    host: str = ""
+    version: str = ""
+    """SGLang version, or rltop's for the CPU engine."""
+    weight_version: str = ""
+    model_path: str = ""
+    log: str = ""
+    """Path of the engine's log on its host."""
+
+
+class RunPayload(msgspec.Struct, frozen=True):
+    """Kind `run`: facts of the run, sent once at its start."""
+
+    framework: str
+    """`rltop`, `slime`, `relax`, ..."""
+    args: dict[str, Any] = {}
+    """Effective arguments, by slime's names with underscores."""
+    mode: Literal["full", "rollout-only", "train-only"] = "full"
+    backend: str = ""
+    """Versions line of the training backend, e.g. `megatron-core 0.16.1, local spec, cpu/gloo, fp32, padded`."""
+    start_rollout_id: int = 0
+    fresh_start: bool = True
+    """First rollout id is 0 and nothing was resumed from `--load`."""
+    num_rollout: int | None = None
+    vocab_size: int | None = None
+    injected_faults: list[str] = []
+    """Faults injected on purpose (`--inject`); shown wherever the run is shown."""
+    stand_ins: list[str] = []
+    """Parts that are stand-ins, in words."""
+
+
+class ByePayload(msgspec.Struct, frozen=True):
+    """Kind `bye`: the producer ends."""
+
+    reason: Literal["done", "failed", "interrupted"]
+    text: str = ""
+
+
+PAYLOADS: dict[str, type[msgspec.Struct]] = {
+    "metrics": MetricsPayload,
+    "samples": SamplesPayload,
+    "phase": PhasePayload,
+    "log": LogPayload,
+    "weights": WeightsPayload,
+    "engine": EnginePayload,
+    "run": RunPayload,
+    "bye": ByePayload,
+}
+"""Record kind -> payload type."""
+
+
+# ---------------------------------------------------------------- viewers <-> daemon
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Client's first message on a socket."""
+
+    proto: tuple[int, int]
+    """Lowest and highest protocol version that the client speaks."""
+    client: str
+    """Free text, `rltop/0.1.0`."""
+    role: Role = "view"
+    name: str = ""
+    """Self-declared operator name (`--as`); shown as unverified."""
+    features: list[str] = []
+    fps: float = 2.0
+    """Most delta frames per second that the client wants."""
+    want: list[str] = ["*"]
+    """Key globs (fnmatch) of the state table."""
+    epoch: str = ""
+    """With `ver` and `eseq`: resume. An unknown epoch means a full snapshot."""
+    ver: int = 0
+    eseq: int = 0
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Daemon's answer to `hello`; a `snap` (or, on resume, a `delta`) follows on the same socket."""
+
+    proto: int
+    run: str
+    server: str
+    """`rltop/0.1.0`."""
+    server_time: float
+    role: Role
+    resumed: bool = False
+    features: list[str] = []
+    limits: dict[str, int] = {}
+    """lease_s, in_flight, max_message_bytes, event_ring."""
+
+
+class Snap(msgspec.Struct, frozen=True):
+    """The whole state table, without history."""
+
+    ver: int
+    eseq: int
+    """Sequence of the newest event."""
+    keys: dict[str, Any]
+    events: list[dict[str, Any]] = []
+    """The newest events (at most 200), oldest first."""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What changed since the last frame that this client acknowledged."""
+
+    ver: int
+    eseq: int
+    set: dict[str, Any] = {}
+    gone: list[str] = []
+    events: list[dict[str, Any]] = []
+    gap: tuple[int, int] | None = None
+    """Events from..to (inclusive) fell off the ring before this client took them."""
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """Client took the frame with this per-client sequence: one more credit."""
+
+    seq: int
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """1 Hz sign of life, outside the sequence; tells quiet from dead."""
+
+    time: float
+    lag_ms: float
+    """Loop lag of the daemon."""
+    ages: dict[str, float] = {}
+    """Source name -> seconds since its last record or scrape."""
+    viewers: int = 0
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """Client's sign of life after 2 s of silence; a client silent for `lease_s` is dropped. Answered by `pong`."""
+
+
+class SeriesQuery(msgspec.Struct, frozen=True):
+    """History of metrics, bucketed."""
+
+    keys: list[str]
+    lo: float | None = None
+    """First step, None = the oldest."""
+    hi: float | None = None
+    """Last step, None = the newest."""
+    buckets: int = 200
+
+
+class SeriesAnswer(msgspec.Struct, frozen=True):
+    """Answer `series`: `cols[key]` names the blob index of each column, all little-endian and of length n."""
+
+    cols: dict[str, dict[str, int]]
+    """key -> {n, step, min, max, last, nan}: n is the number of buckets, the others are blob indices.
+    `step` is float64 (last step in the bucket), min/max/last float32 (NaN where a bucket holds no finite value),
+    nan uint32 (count of NaN and Inf)."""
+    missing: list[str] = []
+
+
+class EventsQuery(msgspec.Struct, frozen=True):
+    """A page of the event log by event sequence, newest `limit` first to be cut off."""
+
+    lo: int = 0
+    hi: int | None = None
+    kinds: list[str] = []
+    text: str = ""
+    """Case-insensitive substring."""
+    limit: int = 200
+
+
+class EventsAnswer(msgspec.Struct, frozen=True):
+    """Answer `events`: oldest first; `more` when earlier ones matched too."""
+
+    events: list[dict[str, Any]]
+    more: bool = False
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Body of `cmd` (control socket only). The header's `id` makes it idempotent."""
+
+    name: str
+    target: str = ""
+    args: dict[str, Any] = {}
+    if_epoch: str = ""
+    if_gen: int | None = None
+    dry_run: bool = False
+    reason: str = ""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The command became an operation; its progress is in the key `op/<op>` and in events of kind `op`."""
+
+    op: str
+    plan: list[str] = []
+    """What will be (with dry_run: would be) done."""
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """The command was not taken; nothing was changed."""
+
+    code: str
+    """`unknown-command`, `bad-args`, `not-control`, `stale-epoch`, `stale-generation`, `busy`."""
+    why: str
+    do: str = ""
+
+
+class Err(msgspec.Struct, frozen=True):
+    """A message could not be handled. `code`: `proto`, `unsupported`, `malformed`, `hello-first`."""
+
+    code: str
+    why: str
+
+
+class Bye(msgspec.Struct, frozen=True):
+    """Either side leaves in good order."""
+
+    reason: str = ""
+
+
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "rec": Record,
+    "hello": Hello,
+    "welcome": Welcome,
+    "snap": Snap,
+    "delta": Delta,
+    "ack": Ack,
+    "tick": Tick,
+    "ping": Ping,
+    "pong": Ping,
+    "series?": SeriesQuery,
+    "series": SeriesAnswer,
+    "events?": EventsQuery,
+    "events": EventsAnswer,
+    "cmd": Command,
+    "accepted": Accepted,
+    "rejected": Rejected,
+    "err": Err,
+    "bye": Bye,
+}
+"""Message type -> body type."""
