@@ -208,7 +208,7 @@ class Hello(msgspec.Struct, frozen=True):
     features: list[str] = []
     fps: float = 2.0
     """Most delta frames per second that the client wants."""
-    want: list[str] = ["*"]
+    want: list[str] = msgspec.field(default_factory=lambda: ["*"])
     """Key globs (fnmatch) of the state table."""
     epoch: str = ""
     """With `ver` and `eseq`: resume. An unknown epoch means a full snapshot."""
