@@ -1,0 +1,122 @@
+"""Planted faults: `rltop train --inject NAME[@ROLLOUT]` breaks the run on purpose, to see the checks find it.
+
+A fault does what its description says and nothing else, and the run's record names it, so that nobody takes a rehearsal
+for an accident. Who applies it: the backend (`reference`, `loss`, `gradient`), the loop (`prompt`, `sync`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rltop.errors import RltopError
+
+Where = Literal["reference", "prompt", "gradient", "loss", "sync"]
+
+REF_NOISE_STD = 1e-2
+"""Standard deviation of the noise of `ref-perturb`: far above any rounding, too small to see in the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKind:
+    """An entry of the catalogue."""
+
+    name: str
+    where: Where
+    default_rollout: int
+    lasting: bool
+    """From its rollout to the end of the run; otherwise in that rollout only."""
+    text: str
+
+
+_KINDS = (
+    FaultKind("ref-perturb", "reference", 0, True, "reference weights + normal noise of standard deviation 1e-2"),
+    FaultKind("no-template", "prompt", 0, True, "prompts are built without the chat template"),
+    FaultKind("nan-grad", "gradient", 1, False, "one element of the gradient is NaN, once"),
+    FaultKind("loss-sum", "loss", 0, True, "the loss is summed over tokens and not divided by their count"),
+    FaultKind(
+        "swap-layers", "sync", 0, False, "the first and the last layer change places in the pushed weights, once"
+    ),
+)
+CATALOGUE = {kind.name: kind for kind in _KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A planted fault of this run. For `sync` faults the rollout is the one after whose step the weights are pushed."""
+
+    kind: FaultKind
+    rollout: int
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def active(self, rollout: int) -> bool:
+        """Whether it acts in this rollout."""
+        return rollout >= self.rollout if self.kind.lasting else rollout == self.rollout
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.rollout}"
+
+
+def parse_fault(text: str) -> Fault:
+    """`NAME` or `NAME@ROLLOUT`. Raises `RltopError` that lists the catalogue."""
+    match = re.fullmatch(r"([a-z-]+)(?:@(\d+))?", text)
+    kind = CATALOGUE.get(match[1]) if match else None
+    if match is None or kind is None:
+        raise RltopError(
+            f"unknown fault {text!r}",
+            where="--inject",
+            why="faults: " + "; ".join(f"{kind.name}: {kind.text}" for kind in _KINDS),
+            do="NAME or NAME@ROLLOUT, for example nan-grad@1",
+        )
+    return Fault(kind, int(match[2]) if match[2] else kind.default_rollout)
+
+
+def active(faults: Sequence[Fault], name: str, rollout: int) -> bool:
+    """Whether the fault `name` is among `faults` and acts in this rollout."""
+    if name not in CATALOGUE:
+        raise KeyError(name)
+    return any(fault.name == name and fault.active(rollout) for fault in faults)
+
+
+def perturb(weights: Iterable[torch.Tensor], *, seed: int, std: float = REF_NOISE_STD) -> None:
+    """Add normal noise to the tensors, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in weights:
+        tensor.add_(torch.randn(tensor.shape, generator=generator).to(tensor) * std)
+
+
+def poison(gradients: Iterable[torch.Tensor]) -> None:
+    """Make the first element of the first gradient NaN, in place."""
+    for gradient in gradients:
+        gradient.view(-1)[0] = float("nan")
+        return
+
+
+def swap_layers(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The `(Hugging Face name, tensor)` stream of a weight push with the first and the last layer exchanged.
+
+    Names, order, shapes and the checksum over all tensors stay plausible; only the assignment is wrong. That is what a
+    real conversion fault looks like. A model of one layer comes out as it went in.
+    """
+    stream = list(tensors)
+    layer = re.compile(r"(model\.layers\.)(\d+)(\..+)")
+    by_name = dict(stream)
+    numbers = [int(found[2]) for name in by_name if (found := layer.fullmatch(name))]
+    if not numbers:
+        raise RltopError(
+            "no layers in the pushed tensors", where="swap-layers", why="no name starts with model.layers."
+        )
+    other = {min(numbers): max(numbers), max(numbers): min(numbers)}
+    for name, tensor in stream:
+        found = layer.fullmatch(name)
+        if found and int(found[2]) in other:
+            yield name, by_name[f"{found[1]}{other[int(found[2])]}{found[3]}"]
+        else:
+            yield name, tensor

@@ -1,0 +1,366 @@
+"""`MegatronBackend`: log-probs, optimizer steps, cold start and weights of one trainer rank.
+
+Failure policy. Input that cannot be trained on raises `RltopError` before anything is touched. A gradient that is not
+finite never reaches the weights: the step is skipped, `grad_norm` is reported as it is (NaN or Inf), `step_skipped`
+is 1 and a warning is logged. There is no path on which a NaN goes into the weights silently.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rltop.errors import RltopError
+from rltop.train.inject import Fault, active, perturb, poison
+from rltop.train.loss import LossConfig, TokenTerms, policy_loss, token_log_probs, token_weights
+from rltop.train.megatron.batching import HasTokens, MicroBatch, TrainSample, check_samples, collate, mask_of, plan
+from rltop.train.megatron.compat import load_megatron
+from rltop.train.megatron.hf_checkpoint import read_shape, read_weights, write_checkpoint
+from rltop.train.megatron.model import (
+    build_model,
+    config_of,
+    load_weights,
+    named_hf_tensors,
+    start_single_rank,
+    wrap_ddp,
+)
+from rltop.train.megatron.name_map import from_hf
+
+_log = logging.getLogger(__name__)
+
+MicroLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""(micro-batch, log-probs, entropy) -> (its share of the step's loss, its shares of the metrics)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendConfig:
+    """How the trainer trains. Defaults of the optimizer are slime's."""
+
+    lr: float = 1e-6
+    """Constant learning rate of the policy."""
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1
+    """Decoupled (AdamW); norms are exempt, as in Megatron."""
+    clip_grad: float = 1.0
+    """Largest global L2 norm of the gradient; 0 does not clip."""
+    seed: int = 1234
+    deterministic: bool = False
+    """Ask torch for deterministic kernels only. One CPU thread is deterministic without it."""
+    temperature: float = 1.0
+    """Rollout temperature: log-probs are of logits divided by it."""
+    max_tokens_per_micro_batch: int = 2048
+    """Padded tokens of one forward."""
+    global_batch_size: int | None = None
+    """Samples of one optimizer step. Set it when a rollout has several steps, so that the log-prob passes over the
+    whole rollout are cut into the same micro-batches as the steps; None: a rollout is one step."""
+    threads: int = 1
+    """Torch threads of this process. Tiny models are slower with two, many times so on a busy machine."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "temperature"):
+            if not getattr(self, name) > 0:
+                raise RltopError(
+                    f"{name} must be positive", where=f"BackendConfig.{name}", why=f"{getattr(self, name)}"
+                )
+
+
+class MegatronBackend:
+    """One trainer rank. Not thread-safe; one live instance per process is the intended use."""
+
+    def __init__(self, hf_checkpoint: Path, *, config: BackendConfig, faults: Sequence[Fault] = ()) -> None:
+        """Load `hf_checkpoint` (Hugging Face format, dense Qwen3) into a Megatron model.
+
+        Raises `RltopError` for a checkpoint that cannot be read or mapped, or when Megatron-Core is missing.
+        """
+        torch.set_num_threads(config.threads)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+        self.config = config
+        self.shape = read_shape(hf_checkpoint)
+        self._source = hf_checkpoint
+        self._faults = tuple(faults)
+        weights = read_weights(hf_checkpoint)
+        self._megatron = load_megatron()
+        start_single_rank(self._megatron, seed=config.seed)
+        self._device = torch.device("cpu" if self._megatron.on_cpu else "cuda")
+        self._model = build_model(self._megatron, self.shape)
+        load_weights(self._model, weights, self.shape)
+        self._ddp = wrap_ddp(self._megatron, self._model)
+        config_of(self._model).finalize_model_grads_func = self._megatron.finalize_grads
+        self._optimizer = self._make_optimizer(config.lr)
+        self._cold_optimizer: Any = None
+        self._cold_random = torch.Generator().manual_seed(config.seed)
+        self._reference: dict[str, Tensor] = {}
+        self._steps = 0
+
+    @property
+    def description(self) -> str:
+        """For people: what trains, on what, how it batches."""
+        where = "cpu/gloo" if self._megatron.on_cpu else "cuda/nccl"
+        return f"megatron-core {self._megatron.version}, local spec, {where}, fp32, padded micro-batches"
+
+    # --- reference --------------------------------------------------------------------------------------------------
+
+    def snapshot_ref(self) -> None:
+        """Keep a copy of the current weights as the reference model."""
+        self._set_reference({name: parameter.detach().clone() for name, parameter in self._model.named_parameters()})
+
+    def load_ref(self, hf_checkpoint: Path) -> None:
+        """Take the reference model from a checkpoint of the same shape."""
+        shape = read_shape(hf_checkpoint)
+        if shape != self.shape:
+            raise RltopError(
+                "the reference model has another shape", where=str(hf_checkpoint), why=f"{shape} is not {self.shape}"
+            )
+        weights = read_weights(hf_checkpoint)
+        self._set_reference(
+            {
+                name: from_hf(name, weights, self.shape).to(parameter).clone()
+                for name, parameter in self._model.named_parameters()
+            }
+        )
+
+    def _set_reference(self, reference: dict[str, Tensor]) -> None:
+        if any(fault.name == "ref-perturb" for fault in self._faults):
+            perturb(reference.values(), seed=self.config.seed)
+        self._reference = reference
+
+    @contextmanager
+    def _weights_of(self, which: Literal["actor", "ref"]) -> Iterator[None]:
+        """The model holds the named weights inside the block. One model serves both, so both take the same kernels."""
+        if which == "actor":
+            yield
+            return
+        if not self._reference:
+            raise RltopError(
+                "no reference model", where="MegatronBackend", do="call snapshot_ref() or load_ref(checkpoint) first"
+            )
+        actor = {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()}
+        self._put(self._reference)
+        try:
+            yield
+        finally:
+            self._put(actor)
+
+    @torch.no_grad()
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(weights[name])
+
+    # --- passes -----------------------------------------------------------------------------------------------------
+
+    def log_probs(self, batch: Sequence[HasTokens], *, which: Literal["actor", "ref"]) -> list[Tensor]:
+        """Log-probs of the response tokens, one `[response_length]` fp32 CPU tensor per sample, in the given order.
+
+        Before an update, "actor", "ref" (after `snapshot_ref`) and what `train_step` computes are equal bit for bit
+        when the same samples come in the same order, or in whole steps of `global_batch_size`.
+        """
+        batches = self._micro_batches(batch)
+        with self._weights_of(which), torch.no_grad():
+            parts = self._forward(batches, None)
+        result: list[Tensor] = [torch.empty(0)] * len(batch)
+        for micro, part in zip(batches, parts, strict=True):
+            for index, values in zip(micro.samples, part.cpu().split(micro.sizes), strict=True):
+                result[index] = values
+        return result
+
+    def train_step(
+        self, samples: Sequence[TrainSample], loss: LossConfig, *, rollout_id: int | None = None
+    ) -> dict[str, float]:
+        """One optimizer step over all samples, in as many micro-batches as they need.
+
+        Returns loss, pg_loss, entropy_loss, ppo_kl, pg_clipfrac, kl_loss (with reference),
+        train_rollout_logprob_abs_diff (with engine log-probs), grad_norm (global L2 before clipping), lr,
+        step_skipped (0 or 1). `rollout_id` only decides when planted faults act; without it the number of steps so
+        far is taken.
+        """
+        rollout = self._steps if rollout_id is None else rollout_id
+        batches = self._micro_batches(samples)
+        weights = self._token_weights(samples, loss, summed=active(self._faults, "loss-sum", rollout))
+
+        def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            terms = self._terms(
+                [samples[index] for index in micro.samples], [weights[index] for index in micro.samples]
+            )
+            return policy_loss(log_probs, entropy, terms, loss)
+
+        metrics = self._backward(batches, micro_loss, self._optimizer)
+        if active(self._faults, "nan-grad", rollout):
+            poison(_gradients(self._model))
+        metrics |= self._update(self._optimizer)
+        self._steps += 1
+        return metrics
+
+    def cold_start(self, examples: Sequence[HasTokens], steps: int, lr: float, *, batch_size: int = 256) -> list[float]:
+        """Supervised steps on the responses of `examples`; returns the mean token loss (nats) of each step.
+
+        Batches are drawn with the backend's seed. Calls continue each other: calling twice with 10 steps is calling
+        once with 20. It has an optimizer of its own, so that reinforcement learning starts with fresh Adam moments.
+        """
+        check_samples(examples, vocab_size=self.shape.vocab_size, max_positions=self.shape.max_positions)
+        if self._cold_optimizer is None:
+            self._cold_optimizer = self._make_optimizer(lr)
+        for group in self._cold_optimizer.param_groups:
+            group["lr"] = lr
+        return [self._cold_step(self._draw(examples, batch_size)) for _ in range(steps)]
+
+    def _draw(self, examples: Sequence[HasTokens], batch_size: int) -> list[HasTokens]:
+        order = torch.randperm(len(examples), generator=self._cold_random)
+        return [examples[index] for index in order[:batch_size].tolist()]
+
+    def _cold_step(self, batch: Sequence[HasTokens]) -> float:
+        masks = [mask_of(sample) for sample in batch]
+        weights = token_weights(masks, per_token=True, total=max(1, sum(map(sum, masks))))
+
+        def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            weight = self._flat([weights[index] for index in micro.samples])
+            loss = -(log_probs * weight).sum()
+            return loss, {"loss": loss.detach()}
+
+        metrics = self._backward(self._micro_batches(batch), micro_loss, self._cold_optimizer)
+        self._update(self._cold_optimizer)
+        return metrics["loss"]
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights under the checkpoint's names, detached. They may share memory with the model: copy to keep."""
+        yield from named_hf_tensors(self._model, self.shape)
+
+    def save_hf(self, directory: Path) -> None:
+        """Write a complete Hugging Face checkpoint (tokenizer included), atomically; an existing one is replaced."""
+        write_checkpoint(directory, self._source, self.hf_tensors())
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _micro_batches(self, samples: Sequence[HasTokens]) -> list[MicroBatch]:
+        check_samples(samples, vocab_size=self.shape.vocab_size, max_positions=self.shape.max_positions)
+        chosen = plan(
+            [len(sample.tokens) for sample in samples],
+            max_tokens=self.config.max_tokens_per_micro_batch,
+            step_samples=self.config.global_batch_size,
+        )
+        return [collate(samples, indices, self._device) for indices in chosen]
+
+    def _token_weights(self, samples: Sequence[TrainSample], loss: LossConfig, *, summed: bool) -> list[list[float]]:
+        masks = [mask_of(sample) for sample in samples]
+        if summed:
+            return token_weights(masks, per_token=True, total=1)
+        total = max(1, sum(map(sum, masks))) if loss.calculate_per_token_loss else len(samples)
+        return token_weights(masks, per_token=loss.calculate_per_token_loss, total=total)
+
+    def _terms(self, samples: Sequence[TrainSample], weights: Sequence[Sequence[float]]) -> TokenTerms:
+        return TokenTerms(
+            advantages=self._flat([[sample.advantage] * sample.response_length for sample in samples]),
+            old_log_probs=self._joined([sample.old_log_probs for sample in samples], "old_log_probs"),
+            ref_log_probs=self._joined_or_none([sample.ref_log_probs for sample in samples], "ref_log_probs"),
+            rollout_log_probs=self._joined_or_none(
+                [sample.rollout_log_probs for sample in samples], "rollout_log_probs"
+            ),
+            weights=self._flat(weights),
+        )
+
+    def _flat(self, rows: Sequence[Sequence[float]]) -> Tensor:
+        return torch.tensor([value for row in rows for value in row], dtype=torch.float32, device=self._device)
+
+    def _joined(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in parts]).to(self._device)
+
+    def _joined_or_none(self, parts: Sequence[Tensor | None], name: str) -> Tensor | None:
+        present = [part for part in parts if part is not None]
+        if not present:
+            return None
+        if len(present) != len(parts):
+            raise RltopError(
+                f"{name} is missing for some samples",
+                where="train_step",
+                why=f"{len(parts) - len(present)} of {len(parts)} samples of a micro-batch have none",
+            )
+        return self._joined(present, name)
+
+    def _forward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None) -> list[Any]:
+        """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch."""
+
+        def forward_step(iterator: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            micro = next(iterator)
+            logits = model(micro.tokens, micro.positions, micro.mask)
+
+            def finish(output: Tensor, non_loss_data: bool = False) -> Any:
+                rows = output.reshape(-1, output.shape[-1])[micro.predicted_by]
+                log_probs, entropy = token_log_probs(rows, micro.targets, self.config.temperature)
+                if micro_loss is None or non_loss_data:
+                    return log_probs
+                loss, metrics = micro_loss(micro, log_probs, entropy)
+                # The schedule divides by the number of micro-batches; our shares already add up to the mean.
+                return loss * len(batches), metrics
+
+            return logits, finish
+
+        result: list[Any] = self._megatron.forward_backward()(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=self._ddp,
+            num_microbatches=len(batches),
+            seq_length=max(micro.tokens.shape[1] for micro in batches),
+            micro_batch_size=max(micro.tokens.shape[0] for micro in batches),
+            forward_only=micro_loss is None,
+            collect_non_loss_data=micro_loss is None,
+        )
+        return result
+
+    def _backward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any) -> dict[str, float]:
+        """Put the step's gradient into Megatron's buffer; returns the metrics, summed over micro-batches."""
+        ddp: Any = self._ddp
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        shares = self._forward(batches, micro_loss)
+        return {name: sum(share[name].item() for share in shares) for name in shares[0]}
+
+    def _update(self, optimizer: Any) -> dict[str, float]:
+        """Clip and step, unless the gradient is not finite."""
+        optimizer.prepare_grads()
+        grad_norm = float(optimizer.get_grad_norm())
+        finite = math.isfinite(grad_norm)
+        if finite:
+            optimizer.step()
+        else:
+            _log.warning("grad_norm is %s: optimizer step skipped, weights unchanged", grad_norm)
+        return {
+            "grad_norm": grad_norm,
+            "lr": float(optimizer.param_groups[0]["lr"]),
+            "step_skipped": 0.0 if finite else 1.0,
+        }
+
+    def _make_optimizer(self, lr: float) -> Any:
+        """Megatron's optimizer over the current parameters, with empty moments."""
+        config = self._megatron.optimizer_config(
+            optimizer="adam",
+            lr=lr,
+            min_lr=lr,
+            weight_decay=self.config.weight_decay,
+            adam_beta1=self.config.adam_beta1,
+            adam_beta2=self.config.adam_beta2,
+            adam_eps=self.config.adam_eps,
+            clip_grad=self.config.clip_grad,
+            bf16=False,
+            fp16=False,
+            params_dtype=torch.float32,
+            use_distributed_optimizer=False,
+        )
+        return self._megatron.make_optimizer(config, [self._ddp], use_gloo_process_groups=False)
+
+
+def _gradients(model: Any) -> Iterator[Tensor]:
+    """The gradients as Megatron's DDP accumulates them, views into its buffer."""
+    for parameter in model.parameters():
+        yield parameter.main_grad
