@@ -1,0 +1,115 @@
+"""Local transport: a DEALER on the run's unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from rltop.client.transport import ConnectionLost
+from rltop.protocol.codec import MAX_MESSAGE_BYTES
+
+HANDSHAKE_S = 5.0
+"""A listening socket whose daemon does not answer ZeroMQ's greeting for so long is not a living daemon."""
+GONE = "the daemon closed the connection"
+
+
+def check_socket(address: str) -> None:
+    """Raise ConnectionLost with the reason when nobody can be behind this `ipc://` address.
+
+    ZeroMQ itself connects to a missing socket, a stale one or one that it may not open without a word, for ever.
+    """
+    if not address.startswith("ipc://"):
+        return
+    path = Path(address.removeprefix("ipc://"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(HANDSHAKE_S)
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            raise ConnectionLost(f"the daemon is not running: no socket {path}") from None
+        except ConnectionRefusedError:
+            raise ConnectionLost(f"the daemon is not running: {path} is left over from a dead one") from None
+        except PermissionError:
+            raise ConnectionLost(f"permission denied on {path}: it belongs to {_owner(path)}", final=True) from None
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return  # its backlog is full: there is a daemon, and it is busy
+            raise ConnectionLost(f"can not open {path}: {error.strerror or error}") from error
+
+
+def _owner(path: Path) -> str:
+    try:
+        return f"uid {path.stat().st_uid}, you are uid {os.getuid()}"
+    except OSError:
+        return "somebody else"
+
+
+def configure_dealer(dealer: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+    """Options of every DEALER of ours: never linger, bounded messages, no silent reconnects.
+
+    A reconnect would land on a daemon that does not know us; we want to see the end and say hello again.
+    """
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+
+
+class SocketTransport:
+    """A DEALER socket; notices the end of the daemon at once through ZeroMQ's monitor."""
+
+    def __init__(self, address: str) -> None:
+        """Raises ConnectionLost when nobody listens on `address`."""
+        check_socket(address)
+        self._context = zmq.asyncio.Context()
+        try:
+            self._dealer = self._context.socket(zmq.DEALER)
+            configure_dealer(self._dealer)
+            monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._dealer.connect(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConnectionLost(f"can not connect to {address}: {error}") from error
+        self._gone: asyncio.Future[Any] = asyncio.ensure_future(self._watch(monitor))
+        # Kept over cancelled calls of receive(): a message that arrives in the moment of a timeout is not lost.
+        self._receiving: asyncio.Future[list[bytes]] | None = None
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        await recv_monitor_message(monitor)
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        try:
+            await self._dealer.send_multipart(list(frames), flags=zmq.DONTWAIT)
+        except zmq.Again:
+            raise ConnectionLost("the daemon takes no messages") from None
+        except zmq.ZMQError as error:
+            raise ConnectionLost(f"can not send: {error}") from error
+
+    async def receive(self) -> list[bytes]:
+        if self._receiving is None:
+            self._receiving = asyncio.ensure_future(self._dealer.recv_multipart())
+        await asyncio.wait({self._receiving, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._receiving.done():
+            raise ConnectionLost(GONE)
+        receiving, self._receiving = self._receiving, None
+        try:
+            return receiving.result()
+        except zmq.ZMQError as error:
+            raise ConnectionLost(f"can not receive: {error}") from error
+
+    async def close(self) -> None:
+        pending = [self._gone] + ([self._receiving] if self._receiving is not None else [])
+        for future in pending:
+            future.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if not self._dealer.closed:
+            self._dealer.disable_monitor()
+            self._context.destroy(linger=0)
