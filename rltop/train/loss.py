@@ -110,8 +110,9 @@ class TokenTerms:
     """What the loss needs per response token of a micro-batch; all `[tokens]` and without gradient."""
 
     advantages: Tensor
-    old_log_probs: Tensor
-    """Of the policy before this rollout's first update, from the trainer's own extra pass."""
+    old_log_probs: Tensor | None
+    """Of the policy before this rollout's first update, from the trainer's own extra pass. None: the pass was left out,
+    the current ones stand in, and `ppo_kl` and `pg_clipfrac` are 0 by construction."""
     ref_log_probs: Tensor | None
     rollout_log_probs: Tensor | None
     """As the engine reported them while sampling."""
@@ -145,8 +146,9 @@ def policy_loss(
     def mean(values: Tensor) -> Tensor:
         return (values * terms.weights).sum()
 
+    old_log_probs = log_probs.detach() if terms.old_log_probs is None else terms.old_log_probs
     high = config.eps_clip if config.eps_clip_high is None else config.eps_clip_high
-    ppo_kl = terms.old_log_probs - log_probs
+    ppo_kl = old_log_probs - log_probs
     ratio = torch.exp(-ppo_kl)
     unclipped = -ratio * terms.advantages
     clipped = -ratio.clamp(1 - config.eps_clip, 1 + high) * terms.advantages
@@ -162,5 +164,5 @@ def policy_loss(
         metrics["kl_loss"] = mean(kl_estimate(log_probs, terms.ref_log_probs, config.kl_loss_type))
         loss = loss + config.kl_loss_coef * metrics["kl_loss"]
     if terms.rollout_log_probs is not None:
-        metrics["train_rollout_logprob_abs_diff"] = mean((terms.old_log_probs - terms.rollout_log_probs).abs())
+        metrics["train_rollout_logprob_abs_diff"] = mean((old_log_probs - terms.rollout_log_probs).abs())
     return loss, {"loss": loss.detach()} | {name: value.detach() for name, value in metrics.items()}

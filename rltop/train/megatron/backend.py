@@ -21,7 +21,16 @@ from torch import Tensor
 from rltop.errors import RltopError
 from rltop.train.inject import Fault, active, perturb, poison
 from rltop.train.loss import LossConfig, TokenTerms, policy_loss, token_log_probs, token_weights
-from rltop.train.megatron.batching import HasTokens, MicroBatch, TrainSample, check_samples, collate, mask_of, plan
+from rltop.train.megatron.batching import (
+    HasTokens,
+    LogProbs,
+    MicroBatch,
+    TrainSample,
+    check_samples,
+    collate,
+    mask_of,
+    plan,
+)
 from rltop.train.megatron.compat import load_megatron
 from rltop.train.megatron.hf_checkpoint import read_shape, read_weights, write_checkpoint
 from rltop.train.megatron.model import (
@@ -263,20 +272,15 @@ class MegatronBackend:
         return TokenTerms(
             advantages=self._flat([[sample.advantage] * sample.response_length for sample in samples]),
             old_log_probs=self._joined([sample.old_log_probs for sample in samples], "old_log_probs"),
-            ref_log_probs=self._joined_or_none([sample.ref_log_probs for sample in samples], "ref_log_probs"),
-            rollout_log_probs=self._joined_or_none(
-                [sample.rollout_log_probs for sample in samples], "rollout_log_probs"
-            ),
+            ref_log_probs=self._joined([sample.ref_log_probs for sample in samples], "ref_log_probs"),
+            rollout_log_probs=self._joined([sample.rollout_log_probs for sample in samples], "rollout_log_probs"),
             weights=self._flat(weights),
         )
 
     def _flat(self, rows: Sequence[Sequence[float]]) -> Tensor:
         return torch.tensor([value for row in rows for value in row], dtype=torch.float32, device=self._device)
 
-    def _joined(self, parts: Sequence[Tensor], name: str) -> Tensor:
-        return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in parts]).to(self._device)
-
-    def _joined_or_none(self, parts: Sequence[Tensor | None], name: str) -> Tensor | None:
+    def _joined(self, parts: Sequence[LogProbs | None], name: str) -> Tensor | None:
         present = [part for part in parts if part is not None]
         if not present:
             return None
@@ -286,7 +290,7 @@ class MegatronBackend:
                 where="train_step",
                 why=f"{len(parts) - len(present)} of {len(parts)} samples of a micro-batch have none",
             )
-        return self._joined(present, name)
+        return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in present]).to(self._device)
 
     def _forward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None) -> list[Any]:
         """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch."""

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from rltop.errors import RltopError
 
+LogProbs = Tensor | Sequence[float]
+
 
 class HasTokens(Protocol):
     """What a sample must have to be batched."""
@@ -44,17 +46,18 @@ class TokenSample:
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """A `TokenSample` with what the policy loss needs. Log-probs are `[response_length]`, natural logarithms."""
+    """A `TokenSample` with what the policy loss needs. Log-probs are natural logarithms, one per response token."""
 
     tokens: Sequence[int]
     response_length: int
     advantage: float
     """The same for every token of the response (GRPO)."""
-    old_log_probs: Tensor
-    """From `log_probs(which="actor")` before the rollout's first step."""
-    ref_log_probs: Tensor | None = None
+    old_log_probs: LogProbs | None = None
+    """From `log_probs(which="actor")` before the rollout's first step; None: those of the step's own forward, which
+    makes ppo_kl and pg_clipfrac 0 by construction."""
+    ref_log_probs: LogProbs | None = None
     """From `log_probs(which="ref")`; None: no KL is measured."""
-    rollout_log_probs: Tensor | None = None
+    rollout_log_probs: LogProbs | None = None
     """As reported by the engine; None: the gap is not measured."""
     loss_mask: Sequence[int] | None = None
 
