@@ -1,0 +1,197 @@
+"""What is asked of an engine, in which order, and what counts as yes: SGLang's HTTP API without a socket.
+
+A flow is a generator that yields `Call`s and is sent the `Reply`s; `client.py` runs it, blocking or not. An engine's
+HTTP status is not enough: SGLang may answer 200 with `success: false`, so both are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from rltop.errors import RltopError
+
+CONTROL_TIMEOUT_S = 60.0
+"""For everything but generation. A first checksum took SGLang 4.6 s; weights of a large model take longer to load."""
+
+CheckerAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a flow."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    body: Mapping[str, Any] | None = None
+    timeout_s: float = CONTROL_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.content.decode(errors="replace")
+
+    @property
+    def ok(self) -> bool:
+        """A 2xx status."""
+        return 200 <= self.status < 300
+
+
+T = TypeVar("T")
+Flow = Generator[Call, Reply, T]
+
+
+class EngineUnreachable(RltopError):
+    """Nobody answered: refused, timed out, or the connection broke. The engine may be starting, hung or dead."""
+
+    def __init__(self, url: str, call: Call, why: str) -> None:
+        super().__init__(
+            "the engine does not answer", where=f"{url}{call.path}", why=why, do="look at its log", exit_code=1
+        )
+        self.arguments = (url, call, why)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.arguments)
+
+
+class EngineRefused(RltopError):
+    """The engine answered, and said no. `status` is HTTP's, `message` the engine's own words."""
+
+    def __init__(self, url: str, call: Call, status: int, message: str) -> None:
+        why = f"status {status}: {message[:500]}"
+        super().__init__("the engine refused", where=f"{url}{call.path}", why=why, exit_code=1)
+        self.status = status
+        self.message = message
+        self.arguments = (url, call, status, message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.arguments)
+
+
+class WrongWeightVersion(RltopError):
+    """The engine serves, or served in the middle of a sample, another weight version than the required one.
+
+    No sample is handed out with it: training on tokens of other weights is the silent failure this client exists to
+    prevent.
+    """
+
+    def __init__(self, url: str, required: str, found: str, when: str) -> None:
+        super().__init__(
+            "wrong weight version",
+            where=url,
+            why=f"version {required!r} is required, {when} it was {found!r}",
+            do="sync the weights to this engine, then generate again",
+            exit_code=1,
+        )
+        self.required = required
+        self.found = found
+        self.arguments = (url, required, found, when)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.arguments)
+
+
+def generate_flow(
+    url: str, payload: Mapping[str, Any], require_version: str | None, timeout_s: float
+) -> Flow[list[Any]]:
+    """Samples, all of the required version: it is asked before, because a reply's label is that of its last token."""
+    if require_version is not None:
+        info = yield from json_flow(url, Call("GET", "/model_info"))
+        _require(url, require_version, str(info.get("weight_version")), "before the request")
+    answers = yield from json_flow(url, Call("POST", "/generate", payload, timeout_s))
+    samples: list[Any] = answers if isinstance(answers, list) else [answers]
+    if require_version is not None:
+        for sample in samples:
+            meta = sample["meta_info"]
+            for span in meta.get("weight_versions") or ():
+                _require(url, require_version, str(span["version"]), f"for tokens {span['start']} to {span['end']}")
+            _require(url, require_version, str(meta.get("weight_version")), "in the answer")
+    return samples
+
+
+def json_flow(url: str, call: Call) -> Flow[Any]:
+    """One request whose answer is JSON, and not `success: false`."""
+    reply = yield call
+    return _accepted(url, call, reply)
+
+
+def text_flow(url: str, call: Call) -> Flow[str]:
+    """One request whose answer is text, possibly empty."""
+    reply = yield call
+    if not reply.ok:
+        raise EngineRefused(url, call, reply.status, reply.text)
+    return reply.text
+
+
+def update_from_tensor_flow(url: str, serialized: str, version: str, *, flush: bool) -> Flow[None]:
+    """Weights in the body. SGLang since 0.5.23 wants them between begin and end; before, those paths do not exist."""
+    begin = Call("POST", "/begin_weight_update", {})
+    reply = yield begin
+    sessions = reply.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+    if sessions:
+        _accepted(url, begin, reply)
+    body = {"serialized_named_tensors": [serialized], "flush_cache": flush, "weight_version": version}
+    update = Call("POST", "/update_weights_from_tensor", body)
+    reply = yield update
+    if sessions:
+        # Also after a failure: an open session would make the next begin fail and hide the real cause.
+        end = Call("POST", "/end_weight_update", {})
+        ended = yield end
+        _accepted(url, update, reply)
+        _accepted(url, end, ended)
+    else:
+        _accepted(url, update, reply)
+
+
+def health_flow() -> Flow[bool]:
+    """SGLang's `/health` runs a token: never ask a paused (503 after 20 s) or a released engine (it dies)."""
+    reply = yield Call("GET", "/health")
+    return reply.status == HTTPStatus.OK
+
+
+def _accepted(url: str, call: Call, reply: Reply) -> Any:
+    """The decoded body of a reply that says yes. Raises `EngineRefused`."""
+    if not reply.ok:
+        raise EngineRefused(url, call, reply.status, reply.text)
+    try:
+        value = msgspec.json.decode(reply.content)
+    except msgspec.DecodeError as error:
+        raise EngineRefused(url, call, reply.status, f"not JSON ({error}): {reply.text}") from error
+    if isinstance(value, dict) and value.get("success") is False:
+        raise EngineRefused(url, call, reply.status, str(value.get("message")))
+    return value
+
+
+def _require(url: str, required: str, found: str, when: str) -> None:
+    if found != required:
+        raise WrongWeightVersion(url, required, found, when)
+
+
+def disk_call(path: Path | str, version: str, flush: bool) -> Call:
+    """Load a checkpoint directory."""
+    body = {"model_path": str(path), "weight_version": version, "flush_cache": flush}
+    return Call("POST", "/update_weights_from_disk", body)
+
+
+def memory_call(verb: Literal["release", "resume"], tags: Iterable[str] | None) -> Call:
+    """Release or resume memory; None: all of it."""
+    return Call("POST", f"/{verb}_memory_occupation", {} if tags is None else {"tags": list(tags)})
+
+
+def abort_call(rid: str) -> Call:
+    """End one request, or all for an empty id."""
+    return Call("POST", "/abort_request", {"rid": rid} if rid else {"abort_all": True})

@@ -1,0 +1,205 @@
+"""One look at an engine from outside: what `/metrics`, `/v1/loads` and `/model_info` say, over SGLang's versions.
+
+`/metrics` exists only with `--enable-metrics`, `/v1/loads` not on older versions, `/model_info` was `/get_model_info`
+before; each is tried, what is missing stays None, and no failure raises. `/health` and `/health_generate` are never
+asked: both run a forward pass, which disturbs a busy engine and kills one whose memory is released.
+
+With several data-parallel ranks counts and rates are summed and ratios averaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+SCRAPE_TIMEOUT_S = 2.0
+"""`/metrics` of a busy SGLang took up to 18 ms; an engine that needs seconds is news in itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """What was seen; None is unknown."""
+
+    url: str
+    reachable: bool = False
+    """Some endpoint answered."""
+    problem: str = ""
+    """Why not, or which endpoint failed."""
+    running: int | None = None
+    queued: int | None = None
+    tokens_per_s: float | None = None
+    """Generation throughput. 0 when nothing runs: SGLang's own gauge would keep its last value."""
+    token_usage: float | None = None
+    """Filled share of the KV pool, 0 to 1."""
+    cache_hit_rate: float | None = None
+    max_total_tokens: int | None = None
+    cuda_graph: bool | None = None
+    """Whether the last batch used one."""
+    spec_accept_length: float | None = None
+    """None also when speculation is off (SGLang then reports 0)."""
+    weight_version: str | None = None
+    model_path: str | None = None
+    generation_tokens_total: float | None = None
+    """Counter, of finished requests."""
+    decode_tokens_total: float | None = None
+    """Counter that moves while requests run: the one to take rates from. A decrease means a restart."""
+    requests_total: float | None = None
+    stand_in: bool = False
+    """The engine says that it is rltop's CPU engine."""
+
+
+async def scrape(url: str, http: httpx.AsyncClient) -> EngineStats:
+    """Ask the three endpoints at once. Never raises for what an engine does."""
+    url = url.rstrip("/")
+    metrics, loads, info = await asyncio.gather(
+        _get(http, f"{url}/metrics"),
+        _get(http, f"{url}/v1/loads?include=core"),
+        _first(http, [f"{url}/model_info", f"{url}/get_model_info"]),
+    )
+    stats = EngineStats(
+        url=url,
+        reachable=any(isinstance(answer, bytes) for answer in (metrics, loads, info)),
+        problem="; ".join(answer for answer in (metrics, loads, info) if isinstance(answer, str)),
+    )
+    if isinstance(loads, bytes):
+        stats = _with_loads(stats, loads)
+    if isinstance(metrics, bytes):
+        stats = _with_metrics(stats, metrics.decode(errors="replace"))
+    if isinstance(info, bytes):
+        stats = _with_info(stats, info)
+    if stats.running == 0:
+        stats = replace(stats, tokens_per_s=0.0)
+    return stats
+
+
+async def _get(http: httpx.AsyncClient, address: str) -> bytes | str:
+    """The body, or why there is none."""
+    try:
+        response = await http.get(address, timeout=SCRAPE_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        return f"{address}: {type(error).__name__}"
+    return response.content if response.status_code == 200 else f"{address}: status {response.status_code}"
+
+
+async def _first(http: httpx.AsyncClient, addresses: Iterable[str]) -> bytes | str:
+    answer: bytes | str = ""
+    for address in addresses:
+        answer = await _get(http, address)
+        if isinstance(answer, bytes) or "status" not in answer:
+            break
+    return answer
+
+
+def _with_loads(stats: EngineStats, content: bytes) -> EngineStats:
+    ranks = _object(content).get("loads")
+    if not isinstance(ranks, list) or not ranks:
+        return stats
+    return replace(
+        stats,
+        running=_as_int(_total(ranks, "num_running_reqs")),
+        queued=_as_int(_total(ranks, "num_waiting_reqs")),
+        tokens_per_s=_total(ranks, "gen_throughput"),
+        token_usage=_mean(ranks, "token_usage"),
+        cache_hit_rate=_mean(ranks, "cache_hit_rate"),
+        max_total_tokens=_as_int(_total(ranks, "max_total_num_tokens")),
+    )
+
+
+def _with_metrics(stats: EngineStats, text: str) -> EngineStats:
+    values = read_metrics(text)
+
+    def total(name: str, old: float | None = None, **labels: str) -> float | None:
+        found = [value for seen, value in values.get(name, ()) if labels.items() <= seen.items()]
+        return sum(found) if found else old
+
+    def mean(name: str, old: float | None = None) -> float | None:
+        found = [value for _, value in values.get(name, ())]
+        return sum(found) / len(found) if found else old
+
+    graph, accepted = total("is_cuda_graph"), mean("spec_accept_length")
+    return replace(
+        stats,
+        running=_as_int(total("num_running_reqs", stats.running)),
+        queued=_as_int(total("num_queue_reqs", stats.queued)),
+        tokens_per_s=total("gen_throughput", stats.tokens_per_s),
+        token_usage=mean("token_usage", stats.token_usage),
+        cache_hit_rate=mean("cache_hit_rate", stats.cache_hit_rate),
+        max_total_tokens=_as_int(total("max_total_num_tokens", stats.max_total_tokens)),
+        cuda_graph=None if graph is None else graph > 0,
+        spec_accept_length=accepted or None,
+        generation_tokens_total=total("generation_tokens_total"),
+        decode_tokens_total=total("realtime_tokens_total", mode="decode"),
+        requests_total=total("num_requests_total"),
+    )
+
+
+def _with_info(stats: EngineStats, content: bytes) -> EngineStats:
+    info = _object(content)
+    version, path = info.get("weight_version"), info.get("model_path")
+    return replace(
+        stats,
+        weight_version=None if version is None else str(version),
+        model_path=None if path is None else str(path),
+        stand_in="rltop_engine" in info,
+    )
+
+
+_WANTED = (
+    "num_running_reqs",
+    "num_queue_reqs",
+    "gen_throughput",
+    "token_usage",
+    "cache_hit_rate",
+    "max_total_num_tokens",
+    "is_cuda_graph",
+    "spec_accept_length",
+    "generation_tokens_total",
+    "realtime_tokens_total",
+    "num_requests_total",
+)
+
+
+def read_metrics(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Name without `sglang:` -> (labels, value) of every wanted sample; malformed text gives what came before it.
+
+    SGLang's text is 50 KB, mostly histogram buckets: lines are chosen before they are parsed.
+    """
+    starts = tuple(f"sglang:{name}{end}" for name in _WANTED for end in "{ ")
+    chosen = [line for line in text.splitlines() if line.startswith(starts)]
+    values: dict[str, list[tuple[dict[str, str], float]]] = {}
+    try:
+        # A colon is legal in a metric name but reserved for recording rules; the parser takes it.
+        for family in text_string_to_metric_families("\n".join(chosen) + "\n"):
+            for sample in family.samples:
+                values.setdefault(sample.name.removeprefix("sglang:"), []).append((sample.labels, sample.value))
+    except ValueError:
+        return values
+    return values
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _total(ranks: list[Any], key: str) -> float | None:
+    found = [rank[key] for rank in ranks if isinstance(rank, dict) and isinstance(rank.get(key), int | float)]
+    return sum(found) if found else None
+
+
+def _mean(ranks: list[Any], key: str) -> float | None:
+    found = [rank[key] for rank in ranks if isinstance(rank, dict) and isinstance(rank.get(key), int | float)]
+    return sum(found) / len(found) if found else None
+
+
+def _as_int(value: float | None) -> int | None:
+    return None if value is None else int(value)

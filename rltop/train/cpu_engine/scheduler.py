@@ -1,0 +1,456 @@
+"""The engine's loop: admits samples, steps the batch, and does what the control endpoints ask, in one thread.
+
+Everything that touches weights or samples happens in this thread, between two steps; other threads only put commands in
+its inbox. So a weight update can never land in the middle of a forward pass, and the loop needs no lock.
+
+An update that arrives while samples are running waits until they are done and holds back new ones meanwhile (SGLang's
+writer lock); while the engine is paused it is done at once. A failure inside the loop is fatal, as in SGLang: the
+engine logs it and goes down rather than answer from a state that nobody has checked.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from rltop.train.cpu_engine.live_weights import LiveWeights
+from rltop.train.cpu_engine.model import Prefill, Qwen3, Slab, padded_rows, slab_length
+from rltop.train.cpu_engine.request import Endings, Logprob, Sample, answer
+from rltop.train.cpu_engine.sampling import Draw, draw
+from rltop.train.cpu_engine.stats import LOGGER, Stats, decode_line, prefill_line
+
+PauseMode = Literal["abort", "in_place", "retract"]
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds of the batch."""
+
+    max_running_requests: int
+    max_total_tokens: int
+    """KV positions reserved at the same time, and again as many in the prompt cache."""
+    decode_log_interval: int
+    prompt_cache: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """The running samples that share a slab, in the order of its rows."""
+
+    slab: Slab
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Scheduler:
+    """See the module docstring. `run` is the thread; every other public method may be called from any thread."""
+
+    def __init__(
+        self,
+        model: Qwen3,
+        live: LiveWeights,
+        endings: Endings,
+        limits: Limits,
+        stats: Stats,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.live = live
+        self.stats = stats
+        self.fatal: str = ""
+        """Set when the loop died: the traceback."""
+        self._model, self._endings, self._limits = model, endings, limits
+        self._clock, self._wall = clock, wall
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Sample] = deque()
+        self._held: list[Sample] = []
+        self._batches: dict[int, Batch] = {}
+        self._exclusive: deque[Callable[[], None]] = deque()
+        self._cache: OrderedDict[tuple[int, ...], Prefill] = OrderedDict()
+        self._cached_positions = 0
+        self._paused = False
+        self._stopping = False
+        self._last_prefill = self._last_decode = clock()
+        self._tokens_since_log = 0
+
+    # ------------------------------------------------------------------ from any thread
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called last."""
+        return self._paused
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """Queue samples; each one's `deliver` is called when it ends."""
+        self._inbox.put(lambda: self._enqueue(samples))
+
+    def call(self, work: Callable[[], T], *, exclusive: bool = False) -> Future[T]:
+        """Run `work` in the loop's thread between two steps. `exclusive`: when no sample is running, or paused."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._inbox.put((lambda: self._exclusive.append(run)) if exclusive else run)
+        return future
+
+    def abort(self, rid: str = "", *, everything: bool = False) -> None:
+        """End samples whose id starts with `rid`, or all. They are answered with what they have."""
+        self._inbox.put(lambda: self._abort(lambda sample: everything or sample.rid.startswith(rid)))
+
+    def stop(self) -> None:
+        """Abort everything and leave the loop."""
+        self.abort(everything=True)
+        self._inbox.put(self._stop)
+
+    # ------------------------------------------------------------------ work for `call`
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop stepping. `abort` ends what is running, `retract` sends it back to the queue, `in_place` keeps it."""
+        self._paused = True
+        if mode == "abort":
+            held, self._held = self._held, []  # they have not started: they wait, as in SGLang
+            self._abort(lambda sample: True)
+            self._held = held
+        elif mode == "retract":
+            for sample in self._leave_batches():
+                sample.retractions += 1
+                self.stats.retractions += 1
+                self._waiting.append(sample)
+        self._count()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+        self._release_held()
+
+    def flush(self) -> bool:
+        """Empty the prompt cache. False, and nothing done, while samples are in flight."""
+        if self._in_flight():
+            LOGGER.warning(
+                "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d",
+                len(self._waiting),
+                self._running(),
+            )
+            return False
+        self._forget_prompts()
+        return True
+
+    def update(self, apply: Callable[[], None], version: str | None, *, flush: bool, source: str) -> tuple[bool, str]:
+        """Change weights with `apply`, then the version label if one is given (without, the old label stays).
+
+        Returns SGLang's (success, message). With samples in flight (possible only while paused) and `flush` the
+        weights change but the call reports failure, because the samples would go on from KV of the old weights.
+        """
+        began = self._clock()
+        apply()
+        if version is not None:
+            self.set_version(version)
+        self.stats.weight_load_seconds[source] = self._clock() - began
+        if flush and not self.flush():
+            return False, "Weights were updated, but requests are in flight, so the cache was not flushed."
+        return True, "Succeeded to update model weights."
+
+    def set_version(self, version: str) -> None:
+        """Change the label; samples that already have tokens remember which label those tokens had."""
+        for sample in (*self._waiting, *(item for batch in self._batches.values() for item in batch.samples)):
+            if sample.output:
+                sample.versions.append((self.live.version, len(sample.output)))
+        self.live.version = version
+
+    def idle(self) -> bool:
+        """Nothing running, waiting or held."""
+        return not self._in_flight() and not self._held
+
+    def forget_prompts(self) -> None:
+        """Drop the prompt cache whatever is running (its KV is copied into the samples)."""
+        self._forget_prompts()
+
+    # ------------------------------------------------------------------ the loop
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """The loop. Returns after `stop`, or after a failure (see `fatal`)."""
+        try:
+            while not self._stopping:
+                self._obey()
+                if self._exclusive and (self._paused or not self._in_flight()):
+                    self._exclusive.popleft()()
+                    if not self._exclusive and not self._paused:
+                        self._release_held()
+                elif not self._paused:
+                    self._admit()
+                    for batch in [batch for batch in self._batches.values() if batch.samples]:
+                        self._step(batch)
+                self._count()
+        except Exception:
+            self.fatal = traceback.format_exc()
+            LOGGER.error("Scheduler hit an exception: %s", self.fatal)
+            self._abort(lambda sample: True)
+
+    def _obey(self) -> None:
+        """Do what is in the inbox; wait for something if there is nothing else to do."""
+        ready = self._exclusive and (self._paused or not self._in_flight())
+        busy = ready or (self._in_flight() and not self._paused)
+        if not busy:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _enqueue(self, samples: Sequence[Sample]) -> None:
+        if self._paused or self._exclusive:
+            self._held.extend(samples)
+        else:
+            self._waiting.extend(samples)
+
+    def _release_held(self) -> None:
+        if not self._exclusive:
+            self._waiting.extend(self._held)
+            self._held.clear()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _in_flight(self) -> bool:
+        return bool(self._waiting) or any(batch.samples for batch in self._batches.values())
+
+    def _running(self) -> int:
+        return sum(len(batch.samples) for batch in self._batches.values())
+
+    def _count(self) -> None:
+        stats, samples = self.stats, [item for batch in self._batches.values() for item in batch.samples]
+        stats.running, stats.queued, stats.used_tokens = (
+            len(samples),
+            len(self._waiting),
+            sum(s.tokens for s in samples),
+        )
+        stats.paused = len(samples) + len(self._held) if self._paused else 0
+        stats.retracted = sum(1 for sample in self._waiting if sample.retractions)
+
+    # ------------------------------------------------------------------ prefill
+
+    def _admit(self) -> None:
+        """Take waiting samples into the batch while there is room; their first token comes from the prompt's logits."""
+        reserved = sum(batch.slab.length * len(batch.samples) for batch in self._batches.values())
+        running = self._running()
+        admitted: list[Sample] = []
+        while self._waiting and running + len(admitted) < self._limits.max_running_requests:
+            length = slab_length(len(self._waiting[0].prompt) + self._waiting[0].limit)
+            # A sample larger than the whole pool still runs, alone: refusing it belongs to the request's checks.
+            if reserved and reserved + length > self._limits.max_total_tokens:
+                break
+            reserved += length
+            admitted.append(self._waiting.popleft())
+        if admitted:
+            self._start(admitted, running)
+
+    def _start(self, samples: list[Sample], running: int) -> None:
+        now = self._wall()
+        cached, prefills = self._prefill(samples)
+        computed = sum(sample.tokens for sample in samples) - cached
+        elapsed, self._last_prefill = self._clock() - self._last_prefill, self._clock()
+        self._record_prefill(samples, computed, cached, running, elapsed)
+        fresh: list[tuple[Sample, Tensor]] = []
+        for sample, prefill in zip(samples, prefills, strict=True):
+            sample.started = sample.started or now
+            self._note_inputs(sample, prefill)
+            if sample.limit == 0:
+                self._finish(sample, {"type": "length", "length": 0})
+                continue
+            length = slab_length(len(sample.prompt) + sample.limit)
+            batch = self._batches.setdefault(length, Batch(Slab(self._model.config, length)))
+            sample.slab, sample.row = batch.slab, batch.slab.add(prefill)
+            batch.samples.append(sample)
+            fresh.append((sample, prefill.logits[-1]))
+        if fresh:
+            logits = torch.zeros(padded_rows(len(fresh)), self._model.config.vocab_size)
+            logits[: len(fresh)] = torch.stack([row for _, row in fresh])
+            self._accept([sample for sample, _ in fresh], logits)
+
+    def _prefill(self, samples: Sequence[Sample]) -> tuple[int, list[Prefill]]:
+        """Run each distinct prompt once. Returns the tokens that the cache saved, and each sample's prefill."""
+        keys = [tuple(sample.prompt + sample.output) for sample in samples]
+        # Prompt log-probs need the logits of every position, which the cache does not keep.
+        whole = {key for sample, key in zip(samples, keys, strict=True) if sample.wishes.start >= 0}
+        found: dict[tuple[int, ...], Prefill] = {}
+        missing: dict[int, dict[tuple[int, ...], None]] = {}
+        cached = 0
+        for sample, key in zip(samples, keys, strict=True):
+            by_length = missing.setdefault(len(key), {})
+            if key in self._cache and key not in whole:
+                self._cache.move_to_end(key)
+                found[key] = self._cache[key]
+            elif key not in by_length:
+                by_length[key] = None
+                continue
+            sample.cached_tokens = len(key) - 1
+            cached += len(key) - 1
+        for same_length in missing.values():
+            prompts, at_once = list(same_length), self._model.prompts_per_prefill
+            for start in range(0, len(prompts), at_once):
+                chunk = prompts[start : start + at_once]
+                self.stats.prefill_passes += 1
+                for key, prefill in zip(chunk, self._model.prefill(self.live.packed, torch.tensor(chunk)), strict=True):
+                    found[key] = prefill
+                    self._remember(key, prefill)
+        return cached, [found[key] for key in keys]
+
+    def _remember(self, key: tuple[int, ...], prefill: Prefill) -> None:
+        if not self._limits.prompt_cache or key in self._cache:
+            return
+        # Copies, so that one prompt does not keep the whole call's tensors alive; the last logits are enough.
+        self._cache[key] = Prefill(prefill.keys.clone(), prefill.values.clone(), prefill.logits[-1:].clone())
+        self._cached_positions += len(key)
+        while self._cached_positions > self._limits.max_total_tokens:
+            oldest, _ = self._cache.popitem(last=False)
+            self._cached_positions -= len(oldest)
+
+    def _forget_prompts(self) -> None:
+        self._cache.clear()
+        self._cached_positions = 0
+
+    def _note_inputs(self, sample: Sample, prefill: Prefill) -> None:
+        """Log-probs of the prompt from `wishes.start` on, of the unscaled distribution; the first is unknown."""
+        start = sample.wishes.start
+        if start < 0 or sample.input_logprobs or start >= len(sample.prompt):
+            return
+        distribution = torch.log_softmax(prefill.logits[start : len(sample.prompt) - 1], dim=-1)
+        targets = torch.tensor(sample.prompt[start + 1 :], dtype=torch.long)
+        values = distribution.gather(1, targets[:, None]).squeeze(1).tolist()
+        sample.input_logprobs.append(self._triple(sample, None, sample.prompt[start]))
+        for value, token in zip(values, sample.prompt[start + 1 :], strict=True):
+            sample.input_logprobs.append(self._triple(sample, value, token))
+        if sample.wishes.top:
+            sample.input_top = [None, *(self._top(sample, row) for row in distribution)]
+
+    def _record_prefill(self, samples: list[Sample], computed: int, cached: int, running: int, elapsed: float) -> None:
+        stats = self.stats
+        stats.prefill_computed += computed
+        stats.cached_tokens += cached
+        stats.cache_hit_rate = cached / max(1, computed + cached)
+        stats.queued = len(self._waiting)
+        LOGGER.info(
+            prefill_line(
+                sequences=len(samples),
+                computed=computed,
+                cached=cached,
+                usage=stats.token_usage,
+                running=running,
+                queued=stats.queued,
+                throughput=computed / max(elapsed, 1e-9),
+            )
+        )
+
+    # ------------------------------------------------------------------ decode
+
+    def _step(self, batch: Batch) -> None:
+        """One token for every sample of the batch."""
+        samples, rows = list(batch.samples), padded_rows(len(batch.samples))
+        ids, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
+        ids[: len(samples)] = torch.tensor([sample.output[-1] for sample in samples])
+        positions[: len(samples)] = torch.tensor([sample.tokens - 1 for sample in samples])
+        logits = self._model.decode(self.live.packed, batch.slab, ids, positions)
+        self.stats.decode_passes += 1
+        self.stats.decode_tokens += len(samples)
+        self._tokens_since_log += len(samples)
+        self._accept(samples, logits)
+        if self.stats.decode_passes % self._limits.decode_log_interval == 0:
+            self._log_decode(samples)
+
+    def _log_decode(self, samples: list[Sample]) -> None:
+        now, stats = self._clock(), self.stats
+        stats.gen_throughput = self._tokens_since_log / max(now - self._last_decode, 1e-9)
+        self._last_decode, self._tokens_since_log = now, 0
+        LOGGER.info(
+            decode_line(
+                running=len(samples),
+                tokens=sum(sample.tokens for sample in samples),
+                usage=stats.token_usage,
+                throughput=stats.gen_throughput,
+                queued=len(self._waiting),
+            )
+        )
+
+    def _accept(self, samples: list[Sample], logits: Tensor) -> None:
+        """Draw a token for each sample, note it, and let go of those that are over."""
+        drawn = draw(logits, [(sample.params, sample.stream, len(sample.output)) for sample in samples])
+        now = self._wall()
+        for row, sample in enumerate(samples):
+            sample.output.append(drawn.tokens[row])
+            sample.first_token = sample.first_token or now
+            if sample.wishes.output:
+                self._note_output(sample, drawn, row)
+            finish = self._endings.check(sample)
+            if finish is not None:
+                self._leave(sample)
+                self._finish(sample, finish)
+            elif sample.streaming:
+                sample.deliver(answer(sample, self._endings, self.live.version, now=now))
+
+    def _note_output(self, sample: Sample, drawn: Draw, row: int) -> None:
+        sample.output_logprobs.append(self._triple(sample, drawn.logprobs[row], drawn.tokens[row]))
+        if sample.wishes.top:
+            sample.output_top.append(self._top(sample, drawn.distribution[row]))
+
+    def _top(self, sample: Sample, distribution: Tensor) -> list[Logprob]:
+        values, tokens = distribution.topk(min(sample.wishes.top, distribution.shape[0]))
+        return [self._triple(sample, *pair) for pair in zip(values.tolist(), tokens.tolist(), strict=True)]
+
+    def _triple(self, sample: Sample, logprob: float | None, token: int) -> Logprob:
+        return (
+            logprob,
+            token,
+            self._endings.text.decode([token], skip_special_tokens=False) if sample.wishes.text else None,
+        )
+
+    # ------------------------------------------------------------------ endings
+
+    def _leave(self, sample: Sample) -> None:
+        """Take a running sample out of its batch; the slab's last row moves into its place."""
+        assert sample.slab is not None, "only a running sample can leave"
+        batch = self._batches[sample.slab.length]
+        moved = batch.slab.remove(sample.row)
+        batch.samples[sample.row] = batch.samples[moved]
+        batch.samples[sample.row].row = sample.row
+        batch.samples.pop()
+        sample.slab, sample.row = None, -1
+
+    def _leave_batches(self) -> list[Sample]:
+        samples = [sample for batch in self._batches.values() for sample in batch.samples]
+        for sample in samples:
+            self._leave(sample)
+        return samples
+
+    def _abort(self, chosen: Callable[[Sample], bool]) -> None:
+        running = [sample for batch in self._batches.values() for sample in batch.samples if chosen(sample)]
+        for sample in running:
+            self._leave(sample)
+        queued = [sample for sample in (*self._waiting, *self._held) if chosen(sample)]
+        self._waiting = deque(sample for sample in self._waiting if not chosen(sample))
+        self._held = [sample for sample in self._held if not chosen(sample)]
+        for sample in (*running, *queued):
+            self.stats.aborted += 1
+            self._finish(sample, dict(ABORTED))
+
+    def _finish(self, sample: Sample, finish: dict[str, object]) -> None:
+        sample.finish = finish
+        if not sample.quiet:
+            self.stats.requests += 1
+            self.stats.prompt_tokens += len(sample.prompt)
+            self.stats.generation_tokens += len(sample.output)
+        sample.deliver(answer(sample, self._endings, self.live.version, now=self._wall()))
