@@ -1,0 +1,77 @@
+"""`python -m rltop.daemon --run-dir DIR [--config FILE] [-- TRAINER ARGV]`: one daemon in the foreground.
+
+People use `rltop up`; this is what it starts. Exit codes: 0 stopped, 2 bad input or refused, 1 a fault, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rltop import runs
+from rltop.daemon.app import DaemonOptions, serve
+from rltop.daemon.sources import Scrape
+from rltop.daemon.verdicts import Checks
+from rltop.errors import RltopError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse arguments, run the daemon, return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rltop.daemon")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--run-dir", type=Path, help="run directory, made if need be; an existing run is continued")
+    where.add_argument("--run", help="name of the run in the usual place; default: a new name")
+    parser.add_argument("--config", type=Path, help="JSON file that is kept in run.json")
+    parser.add_argument("trainer", nargs="*", help="argv of the trainer to start and supervise, after --")
+    options = parser.parse_args(argv)
+    os.umask(0o077)
+    try:
+        run_dir = runs.private_dir(options.run_dir) if options.run_dir else runs.make_run_dir(options.run)
+        runs.check_name(run_dir.name)
+        daemon = DaemonOptions(run_dir=run_dir, trainer=options.trainer, config=_config(options.config))
+        return asyncio.run(serve(daemon, checks=_checks(), scrape=_scrape()))
+    except RltopError as error:
+        print(f"rltop daemon: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _config(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RltopError("cannot read the configuration", where=str(path), why=str(error)) from error
+    if not isinstance(found, dict):
+        raise RltopError("the configuration is not a JSON object", where=str(path))
+    return found
+
+
+def _checks() -> Checks | None:
+    try:
+        module = importlib.import_module("rltop.daemon.live_checks")
+    except ModuleNotFoundError:
+        return None
+    checks: Checks = module.LiveChecks()
+    return checks
+
+
+def _scrape() -> Scrape:
+    import httpx  # here, because most of the start-up time of a daemon would go into it
+
+    from rltop.engines.scrape import scrape
+
+    http = httpx.AsyncClient(timeout=4.0, trust_env=False)
+    return lambda url: scrape(url, http)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

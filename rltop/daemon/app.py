@@ -1,0 +1,258 @@
+"""One daemon from start to end: lock, journal, sockets, trainer, and everything down again in good order.
+
+On SIGTERM, SIGINT or the command `shutdown` the trainer that this daemon started is stopped first. When the daemon is
+killed instead, the trainer goes on, and the next daemon of the run finds it by its marker and start time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq.asyncio
+
+import rltop
+from rltop import runs
+from rltop.daemon.backend import DaemonBackend
+from rltop.daemon.commands import Actions, Commands, Stage
+from rltop.daemon.core import Core
+from rltop.daemon.ingest import Ingest
+from rltop.daemon.memory import Opened, open_journal
+from rltop.daemon.server import Server
+from rltop.daemon.sessions import Sessions
+from rltop.daemon.sources import EngineScraper, Scrape
+from rltop.daemon.supervisor import TrainerSupervisor
+from rltop.daemon.verdicts import Checks, Verdicts
+from rltop.errors import RltopError
+from rltop.protocol.messages import PROTO_MAX, PROTO_MIN
+
+LAG_S = 0.1
+LOCK_PATIENCE_S = 1.0
+"""Whoever looks whether a run is alive holds its lock for a moment; a start waits that out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DaemonOptions:
+    """What a daemon is started with."""
+
+    run_dir: Path
+    """Run directory (exists, 0700); its name is the run's name."""
+    trainer: Sequence[str] = ()
+    """argv of the trainer to start and supervise; empty: none."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Kept in `run.json` for whoever asks what this run was."""
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """Environment of the trainer, to which the RLTOP_ variables are added."""
+
+
+class Daemon:
+    """The parts of a running daemon, and how they end."""
+
+    def __init__(self, options: DaemonOptions, *, checks: Checks | None, scrape: Scrape | None) -> None:
+        self._options = options
+        self._name = options.run_dir.name
+        self._epoch = secrets.token_hex(8)
+        self._started = time.time()
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._lag = 0.0
+        opened = open_journal(options.run_dir, on_problem=self._journal_problem_from_thread)
+        self._journal = opened.journal
+        self._core = Core(opened.journal, now=time.time)
+        self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists)
+        self._verdicts = Verdicts(self._core, checks)
+        self._paths = runs.socket_paths(options.run_dir)
+        self._trainer = TrainerSupervisor(
+            self._core, self._ingest.end, run_dir=options.run_dir, epoch=self._epoch, ingest=self._paths["ingest"]
+        )
+        self._commands = Commands(self._core, self._actions(), epoch=self._epoch)
+        sessions = Sessions(
+            self._core.table, self._core.ring, epoch=self._epoch, run=self._name, server=f"rltop/{rltop.__version__}"
+        )
+        backend = DaemonBackend(
+            self._core,
+            run=self._name,
+            ingest=self._ingest,
+            verdicts=self._verdicts,
+            commands=self._commands,
+            journal=opened.journal.path,
+            lag_ms=self._take_lag,
+        )
+        self._context = zmq.asyncio.Context()
+        self._server = Server(
+            self._context,
+            self._paths,
+            sessions=sessions,
+            backend=backend,
+            epoch=self._epoch,
+            clock=time.monotonic,
+            wall=time.time,
+        )
+        self._core.changed = self._server.wake
+        self._scraper = None if scrape is None else EngineScraper(self._core, scrape)
+        self._restore(opened)
+
+    # ---------------------------------------------------------------- life
+
+    async def run(self) -> int:
+        """Serve until told to stop; returns the exit code (130 after SIGINT)."""
+        options, code = self._options, 0
+
+        def stop(number: int) -> None:
+            nonlocal code
+            code = 130 if number == signal.SIGINT else 0
+            self._core.event("run", "info", f"the daemon got {signal.Signals(number).name} and stops", "daemon")
+            self._stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, stop, number)
+        self._journal.start()
+        try:
+            self._server.bind()
+            self._write_run_json()
+            tasks = [self._loop.create_task(self._server.run()), self._loop.create_task(self._measure_lag())]
+            if self._scraper is not None:
+                tasks.append(self._loop.create_task(self._scraper.run()))
+            self._trainer.start(options.trainer, options.env)
+            stopped = self._loop.create_task(self._stop.wait())
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await self._trainer.stop(lambda text: None)
+            await self._commands.finish()
+            await self._server.goodbye("the daemon stops")
+            for task in (*tasks, stopped):
+                task.cancel()
+            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            for task in done - {stopped}:
+                task.result()  # a part that ended by itself failed: say why
+        finally:
+            self._server.close()
+            self._context.destroy()
+            await asyncio.to_thread(self._journal.close)
+        return code
+
+    def _restore(self, opened: Opened) -> None:
+        core, restored = self._core, opened.restored
+        for key, value in restored.state.items():
+            core.table.set(key, value)
+        core.ring.restore(restored.events, restored.head)
+        core.series = opened.series
+        self._ingest.restore()
+        self._commands.restore(restored.operations)
+        self._verdicts.restore(opened.records)
+        run = {
+            "name": self._name,
+            "framework": "",
+            "mode": "",
+            "state": "waiting",
+            "text": "",
+            "started": self._started,
+        }
+        core.set("run", {**run, "ended": None, "args": {}, **(core.table.get("run") or {}), "name": self._name})
+        core.set(
+            "daemon",
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "version": rltop.__version__,
+                "started": self._started,
+                "epoch": self._epoch,
+                "journal": "ok",
+                "faults": 0,
+            },
+        )
+        again = (
+            f"; {restored.head} events and {len(core.series.keys())} series from its journal" if restored.head else ""
+        )
+        core.event(
+            "run", "info", f"daemon {rltop.__version__} started{again}", "daemon", state=core.table.get("run")["state"]
+        )
+        for level, text in opened.remarks:
+            self._journal_problem(level, text)
+
+    def _write_run_json(self) -> None:
+        runs.write_run_json(
+            self._options.run_dir,
+            {
+                "name": self._name,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "started": self._started,
+                "version": rltop.__version__,
+                "proto": [PROTO_MIN, PROTO_MAX],
+                "epoch": self._epoch,
+                "sockets": {name: f"ipc://{path}" for name, path in self._paths.items()},
+                "command": list(self._options.trainer) or list(psutil.Process().cmdline()),
+                "config": dict(self._options.config),
+            },
+        )
+        try:
+            runs.register(self._options.run_dir)
+        except (RltopError, OSError) as error:
+            text = f"this run is not in the registry ({error}): rltop attach needs RLTOP_DIR to find it"
+            self._core.event("log", "warn", text, "daemon")
+
+    async def _shutdown(self, stage: Stage) -> str:
+        await self._trainer.stop(stage)
+        self._stop.set()
+        return "the daemon stops"
+
+    def _actions(self) -> Actions:
+        return Actions(
+            stop_trainer=self._trainer.stop,
+            shutdown=self._shutdown,
+            trainer_running=self._trainer.running,
+            committed=self._journal.committed,
+        )
+
+    # ---------------------------------------------------------------- small things
+
+    async def _measure_lag(self) -> None:
+        while True:
+            before = self._loop.time()
+            await asyncio.sleep(LAG_S)
+            self._lag = max(self._lag, self._loop.time() - before - LAG_S)
+
+    def _take_lag(self) -> float:
+        lag, self._lag = self._lag, 0.0
+        return round(lag * 1000, 3)
+
+    def _journal_problem_from_thread(self, level: str, text: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon is going, its log says it
+            self._loop.call_soon_threadsafe(self._journal_problem, level, text)
+
+    def _journal_problem(self, level: str, text: str) -> None:
+        self._core.event("log", level, text, "journal")
+        if level == "error":
+            self._core.update("daemon", journal=text)
+        elif "works again" in text:
+            self._core.update("daemon", journal="ok")
+
+
+async def serve(options: DaemonOptions, *, checks: Checks | None, scrape: Scrape | None) -> int:
+    """Run a daemon over a run directory; returns its exit code.
+
+    Raises RltopError when a daemon already runs there, the journal is of a newer rltop, or a socket cannot be bound.
+    """
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            lock = runs.acquire_lock(options.run_dir)
+            break
+        except RltopError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+    try:
+        return await Daemon(options, checks=checks, scrape=scrape).run()
+    finally:
+        os.close(lock)

@@ -1,0 +1,208 @@
+"""Operators' commands: taken once per id, written to the journal before they run, shown to every viewer as operations.
+
+A command's answer is kept by its id (in the journal too), so that an operator whose connection broke can ask again and
+never acts twice. Every operation runs as a task of its own: there is no global lock, and each can be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rltop.daemon.core import Core
+from rltop.protocol.messages import Accepted, Command, Rejected
+
+KEEP_ANSWERS = 1000
+KEEP_OPERATIONS = 50
+"""Finished operations that stay in the state table."""
+MAX_NOTE = 2000
+_ENDED = frozenset({"done", "failed", "cancelled"})
+_LEVEL = {"failed": "error", "cancelled": "warn"}
+
+Stage = Callable[[str], None]
+Work = Callable[[Stage], Awaitable[str]]
+"""Does the operation; tells its stages; returns a closing sentence. Raises to fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command would do."""
+
+    steps: list[str]
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What commands can do to the world; passed in by the daemon."""
+
+    stop_trainer: Callable[[Stage], Awaitable[str]]
+    shutdown: Callable[[Stage], Awaitable[str]]
+    trainer_running: Callable[[], bool]
+    committed: Callable[[], Awaitable[bool]]
+    """Wait until the journal holds everything; False when it cannot."""
+
+
+class Commands:
+    """Takes commands and runs operations."""
+
+    def __init__(self, core: Core, actions: Actions, *, epoch: str) -> None:
+        self._core = core
+        self._actions = actions
+        self._epoch = epoch
+        self._answers: OrderedDict[str, asyncio.Future[Accepted | Rejected]] = OrderedDict()
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._number = 0
+
+    def restore(self, rows: list[dict[str, Any]]) -> None:
+        """Take over operations of an earlier daemon (rows of the journal, oldest first): those it left unfinished have
+        failed, and known command ids get their old answer."""
+        loop = asyncio.get_running_loop()
+        for row in rows:
+            self._number = max(self._number, int(row["op"]) if str(row["op"]).isdigit() else 0)
+            answer: asyncio.Future[Accepted | Rejected] = loop.create_future()
+            answer.set_result(Accepted(row["op"], row["plan"] or []))
+            self._remember(row["cmd_id"], answer)
+            if row["state"] not in _ENDED:
+                self._rows[row["op"]] = row
+                self._advance(row["op"], "failed", text="the daemon ended before it was done", ended=self._core.now())
+
+    async def take(self, command: Command, command_id: str, *, who: str, role: str) -> Accepted | Rejected:
+        """Answer a command; the same id gets the same answer. The operation goes on after the answer."""
+        known = self._answers.get(command_id)
+        if known is not None:
+            return await asyncio.shield(known)
+        answer: asyncio.Future[Accepted | Rejected] = asyncio.get_running_loop().create_future()
+        if command.dry_run:
+            return self._dry_run(command)
+        self._remember(command_id, answer)
+        try:
+            found = await self._begin(command, command_id, who, role)
+        except BaseException:
+            self._answers.pop(command_id, None)
+            answer.cancel()
+            raise
+        answer.set_result(found)
+        return found
+
+    async def finish(self) -> None:
+        """Cancel what still runs (the daemon ends)."""
+        tasks = [task for task in self._tasks.values() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---------------------------------------------------------------- taking
+
+    def _dry_run(self, command: Command) -> Accepted | Rejected:
+        plan = self._plan(command)
+        return plan if isinstance(plan, Rejected) else Accepted("", plan.steps)
+
+    async def _begin(self, command: Command, command_id: str, who: str, role: str) -> Accepted | Rejected:
+        plan = self._plan(command)
+        if isinstance(plan, Rejected):
+            return plan
+        self._number += 1
+        op = str(self._number)
+        self._rows[op] = {
+            "op": op,
+            "cmd_id": command_id,
+            "t": self._core.now(),
+            "name": command.name,
+            "target": command.target,
+            "args": command.args,
+            "who": who,
+            "role": role,
+            "reason": command.reason[:MAX_NOTE],
+            "state": "queued",
+            "stage": "",
+            "percent": None,
+            "text": "",
+            "ended": None,
+            "plan": plan.steps,
+        }
+        self._advance(op, "queued")
+        # Who, when and why are on disk before anything happens. A journal that cannot be written is no reason to
+        # withhold the brake from an operator: it is said in an event of its own.
+        await self._actions.committed()
+        self._tasks[op] = asyncio.get_running_loop().create_task(self._run(op, plan.work))
+        return Accepted(op, plan.steps)
+
+    def _plan(self, command: Command) -> Plan | Rejected:
+        if command.if_epoch and command.if_epoch != self._epoch:
+            return Rejected("stale-epoch", "the daemon was restarted since you looked", "look again, then repeat")
+        match command.name:
+            case "note":
+                return self._plan_note(command)
+            case "stop-run":
+                if not self._actions.trainer_running():
+                    why = "this daemon started no trainer, or it has already ended"
+                    return Rejected("bad-args", why, "stop it where it was started")
+                return Plan(["TERM the trainer's process group", "KILL what is left"], self._actions.stop_trainer)
+            case "shutdown":
+                steps = ["stop the trainer"] if self._actions.trainer_running() else []
+                return Plan([*steps, "stop the daemon"], self._actions.shutdown)
+            case "cancel":
+                task = self._tasks.get(command.target)
+                if task is None:
+                    running = ", ".join(self._tasks) or "none"
+                    return Rejected("bad-args", f"operation {command.target!r} is not running (running: {running})")
+                return Plan([f"cancel operation {command.target}"], lambda stage: self._cancel(command.target, task))
+            case name:
+                return Rejected("unknown-command", f"{name[:80]!r}", "note, stop-run, shutdown, cancel")
+
+    def _plan_note(self, command: Command) -> Plan | Rejected:
+        text = command.args.get("text")
+        if not isinstance(text, str) or not text.strip():
+            return Rejected("bad-args", "a note needs `text`", '{"text": "…"}')
+
+        async def say(stage: Stage) -> str:
+            return text.strip()[:MAX_NOTE]
+
+        return Plan(["put a line into the event log"], say)
+
+    async def _cancel(self, op: str, task: asyncio.Task[None]) -> str:
+        task.cancel()
+        await asyncio.wait([task])
+        return f"operation {op} was told to stop"
+
+    # ---------------------------------------------------------------- running
+
+    async def _run(self, op: str, work: Work) -> None:
+        self._advance(op, "running")
+        try:
+            text = await work(lambda stage: self._advance(op, "running", stage=stage))
+        except asyncio.CancelledError:
+            self._advance(op, "cancelled", ended=self._core.now())
+        except Exception as error:
+            self._advance(op, "failed", text=f"{type(error).__name__}: {error}", ended=self._core.now())
+        else:
+            self._advance(op, "done", text=text, percent=100.0, ended=self._core.now())
+        finally:
+            self._tasks.pop(op, None)
+
+    def _advance(self, op: str, state: str, **fields: Any) -> None:
+        row = self._rows[op] = {**self._rows[op], **fields, "state": state}
+        self._core.sink.operation(row)
+        shown = ("op", "name", "target", "state", "stage", "percent", "who", "reason", "t", "text")
+        self._core.set(f"op/{op}", {key: row[key] for key in shown})
+        if state == "done" or row["name"] != "note":  # of a note only its text is news
+            detail = row["text"] or row["stage"] or row["reason"]
+            words = f"{row['name']} {row['target']}".rstrip() + ("" if row["name"] == "note" else f" {state}")
+            text = (f"{words}: {detail}" if detail else words) + f" [{row['who']}]"
+            level = _LEVEL.get(state, "info")
+            self._core.event("op", level, text, "operator", op=op, state=state, name=row["name"])
+        if state in _ENDED:
+            ended = [key for key, value in self._rows.items() if value["state"] in _ENDED]
+            for old in ended[:-KEEP_OPERATIONS]:
+                del self._rows[old]
+                self._core.set(f"op/{old}", None)
+
+    def _remember(self, command_id: str, answer: asyncio.Future[Accepted | Rejected]) -> None:
+        self._answers[command_id] = answer
+        while len(self._answers) > KEEP_ANSWERS:
+            self._answers.popitem(last=False)

@@ -1,0 +1,357 @@
+"""Records -> state, events and series. Pure but for the clock that it is given.
+
+Whatever a producer sends, the daemon goes on: an unknown kind, a payload of the wrong shape or a value that is no
+number is counted at its source and shown once. Holes in a source's sequence are losses: counted, and shown as `loss`
+events. NaN and Inf are values like any other: counted, kept, shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from rltop.daemon.core import Core, trim
+from rltop.daemon.phases import PhaseClock
+from rltop.protocol.messages import (
+    PAYLOADS,
+    ByePayload,
+    EnginePayload,
+    LogPayload,
+    PhasePayload,
+    Record,
+    RunPayload,
+    SamplesPayload,
+    WeightsPayload,
+)
+
+MAX_SAMPLES = 8
+"""Samples in the state table; the journal keeps the records whole."""
+MAX_NAME = 200
+LOG_LINES_PER_S = 500
+MAX_PROCESSES = 64
+LOST_AFTER_S = 10.0
+"""A run whose process is gone is called lost when nothing came from it for so long."""
+_ENGINE_LEVEL = {"CRASHED": "error", "LOST": "error", "SUSPECT": "warn", "BACKOFF": "warn", "QUARANTINED": "warn"}
+_SCRAPED = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length", "seen", "error")
+_END_LEVEL = {"done": "info", "failed": "error", "interrupted": "warn"}
+
+
+@dataclass(slots=True)
+class _Source:
+    role: str
+    rank: int
+    host: str
+    pid: int
+    seq: int = 0
+    records: int = 0
+    lost: int = 0
+    dropped: int = 0
+    malformed: int = 0
+    unknown: int = 0
+    last: float = 0.0
+    left: bool = False
+    dirty: bool = False
+    hole: tuple[int, int, int] | None = None
+    """First and last missing sequence number and the count, not yet shown."""
+    log_lines: int = 0
+    log_dropped: int = 0
+    processes: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """(host, pid) -> newest sequence and drop count of that process: each counts for itself, and two of one role and
+    rank may live at once (a fork)."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}/{self.rank}"
+
+    def value(self) -> dict[str, Any]:
+        keys = (
+            "role",
+            "rank",
+            "host",
+            "pid",
+            "seq",
+            "records",
+            "lost",
+            "dropped",
+            "malformed",
+            "unknown",
+            "last",
+            "left",
+        )
+        return {key: getattr(self, key) for key in keys}
+
+
+class Ingest:
+    """Takes decoded records.
+
+    alive: whether a process of this machine exists, given its pid.
+    host: name of this machine; a run elsewhere is never called lost.
+    """
+
+    def __init__(self, core: Core, *, host: str, alive: Callable[[int], bool]) -> None:
+        self._core = core
+        self._host = host
+        self._alive = alive
+        self._sources: dict[str, _Source] = {}
+        self._phases = PhaseClock()
+        self._nan: dict[str, int] = {}
+        self._owner = "trainer/0"
+        self._complained: set[str] = set()
+
+    def restore(self) -> None:
+        """Take over counters from a restored state table."""
+        table = self._core.table
+        for key in table.keys("source/"):
+            kept = {name: value for name, value in table.get(key).items() if name in _Source.__slots__}
+            source = self._sources[key.removeprefix("source/")] = _Source(**kept)
+            source.processes[source.host, source.pid] = (source.seq, source.dropped)
+        for key in table.keys("metric/"):
+            self._nan[key.removeprefix("metric/")] = int(table.get(key).get("nan", 0))
+        if (phase := table.get("phase")) is not None and phase["name"]:
+            # Whether it is still going on is not known; its next record says it.
+            self._core.set("phase", self._phases.current(phase, self._core.now()))
+
+    def ages(self) -> dict[str, float]:
+        """Source name -> seconds since its last record; sources that said goodbye are left out."""
+        now = self._core.now()
+        return {name: max(0.0, now - source.last) for name, source in self._sources.items() if not source.left}
+
+    # ---------------------------------------------------------------- records
+
+    def take(self, record: Record) -> None:
+        """Apply one record."""
+        source = self._source(record)
+        match record.kind:
+            case "metrics":
+                self._metrics(source, record.payload)
+            case kind if kind in PAYLOADS:
+                try:
+                    payload = msgspec.convert(record.payload, PAYLOADS[kind])
+                except (msgspec.ValidationError, RecursionError) as error:
+                    self._malformed(source, f"{kind}: {error}")
+                    return
+                self._payload(source, record, payload)
+            case kind:
+                source.unknown += 1
+                self._complain(
+                    f"unknown {kind}", f"unknown record kind {kind[:40]!r}; counted and left out", source.name
+                )
+
+    def malformed(self, why: str) -> None:
+        """Something came to the ingest socket that is no record."""
+        self._complain("ingest", f"ingest: not a record: {why}", "")
+
+    def _payload(self, source: _Source, record: Record, payload: object) -> None:
+        match payload:
+            case PhasePayload():
+                self._phase(source, record, payload)
+            case LogPayload():
+                self._log(source, payload)
+            case SamplesPayload():
+                self._keep(source, record)
+                few = [trim(sample) for sample in payload.samples[:MAX_SAMPLES]]
+                total = max(payload.total, len(payload.samples))
+                self._core.set("samples", {"rollout_id": payload.rollout_id, "total": total, "samples": few})
+            case WeightsPayload():
+                self._keep(source, record)
+                self._weights(source, payload)
+            case EnginePayload():
+                self._keep(source, record)
+                self._engine(source, payload)
+            case RunPayload():
+                self._keep(source, record)
+                self._run(source, payload)
+            case ByePayload():
+                self._bye(source, payload)
+
+    def _metrics(self, source: _Source, payload: dict[str, Any]) -> None:
+        values, step, axis = payload.get("values"), payload.get("step"), payload.get("axis", "rollout")
+        if not isinstance(values, dict) or not isinstance(step, int) or isinstance(step, bool):
+            self._malformed(source, "metrics: needs `values` (map) and `step` (int)")
+            return
+        now = self._core.now()
+        for raw_name, raw in values.items():
+            if not isinstance(raw, (int, float)) or not isinstance(raw_name, str) or not 0 < len(raw_name) <= MAX_NAME:
+                self._malformed(source, f"metrics: {str(raw_name)[:80]!r} is not a number under a name")
+                continue
+            # One name is one curve: ranks other than 0 get their own.
+            name = raw_name if source.rank == 0 else f"{raw_name}@{source.rank}"
+            value = _float(raw)
+            if not self._core.point(name, step, value):
+                self._malformed(source, f"metrics: too many different names, {name[:80]!r} was left out")
+                continue
+            if not isfinite(value):
+                self._nan[name] = self._nan.get(name, 0) + 1
+            self._core.set(
+                f"metric/{name}",
+                {
+                    "step": step,
+                    "value": value,
+                    "t": now,
+                    "axis": axis if axis in ("rollout", "train") else "rollout",
+                    "rollout_id": payload.get("rollout_id"),
+                    "nan": self._nan.get(name, 0),
+                },
+            )
+
+    def _phase(self, source: _Source, record: Record, payload: PhasePayload) -> None:
+        now = self._core.now()
+        if payload.edge == "enter":
+            self._phases.enter(source.name, payload.name, payload.rollout_id, now=now, mono=record.mono)
+        else:
+            usual = self._phases.median_s(payload.name)
+            elapsed, slow = self._phases.leave(source.name, payload.name, payload.elapsed_s, mono=record.mono)
+            if slow and elapsed is not None and usual is not None:
+                self._core.event(
+                    "phase",
+                    "warn",
+                    f"{payload.name} took {elapsed:.1f} s, usually {usual:.1f} s",
+                    source.name,
+                    name=payload.name,
+                    rollout_id=payload.rollout_id,
+                    elapsed_s=elapsed,
+                )
+        self._core.set("phase", self._phases.current(self._core.table.get("phase"), now))
+
+    def _log(self, source: _Source, payload: LogPayload) -> None:
+        source.log_lines += 1
+        if source.log_lines > LOG_LINES_PER_S:
+            source.log_dropped += 1
+        else:
+            self._core.event("log", payload.level, payload.text, source.name)
+
+    def _weights(self, source: _Source, payload: WeightsPayload) -> None:
+        self._core.set("weights", trim(msgspec.to_builtins(payload)))
+        what = f"weights {payload.version}" + (
+            "" if payload.rollout_id is None else f" for rollout {payload.rollout_id}"
+        )
+        bad = [name for name, said in payload.engines.items() if isinstance(said, dict) and said.get("ok") is False]
+        text = f"{what} synced" if payload.ok else f"{what} NOT synced" + (f": engine {', '.join(bad)}" if bad else "")
+        level = "info" if payload.ok else "error"
+        self._core.event("weights", level, text, source.name, version=payload.version, ok=payload.ok)
+
+    def _engine(self, source: _Source, payload: EnginePayload) -> None:
+        key = f"engine/{payload.id}"
+        before = self._core.table.get(key)
+        kept = dict.fromkeys(_SCRAPED)
+        if before is not None and before["generation"] == payload.generation:
+            kept = {name: before.get(name) for name in _SCRAPED}
+        self._core.set(key, {**trim(msgspec.to_builtins(payload)), **kept})
+        was = None if before is None else before["state"]
+        if was != payload.state:
+            text = (
+                f"engine {payload.id}: {payload.state}"
+                if was is None
+                else f"engine {payload.id}: {was} -> {payload.state}"
+            )
+            level = _ENGINE_LEVEL.get(payload.state, "info")
+            self._core.event("engine", level, text, source.name, id=payload.id, **{"from": was, "to": payload.state})
+
+    def _run(self, source: _Source, payload: RunPayload) -> None:
+        self._owner = source.name
+        before = self._core.table.get("run") or {}
+        if before.get("framework"):
+            self._core.series.restart()
+        facts = trim(msgspec.to_builtins(payload))
+        now = self._core.now()
+        self._core.update("run", **facts, state="running", text="", started=now, ended=None)
+        faults = f", injected faults: {', '.join(payload.injected_faults)}" if payload.injected_faults else ""
+        text = f"{payload.framework} run started at rollout {payload.start_rollout_id}{faults}"
+        self._core.event("run", "info", text, source.name, state="running")
+
+    def _bye(self, source: _Source, payload: ByePayload) -> None:
+        source.left = source.dirty = True
+        if self._phases.forget(source.name):
+            self._core.set("phase", self._phases.current(self._core.table.get("phase"), self._core.now()))
+        if source.name == self._owner:
+            self.end(payload.reason, payload.text, source.name)
+        else:
+            self._core.event("log", "debug", f"{source.name} left: {payload.reason}", source.name)
+
+    def end(self, state: str, text: str, source: str = "") -> None:
+        """The run ended: `done`, `failed`, `interrupted` or `lost`. Says it once."""
+        before = self._core.table.get("run") or {}
+        if before.get("state") not in ("done", "failed", "interrupted"):
+            self._core.update("run", state=state, text=trim(text), ended=self._core.now())
+            words = f"run {state}" + (f": {text}" if text else "")
+            self._core.event("run", _END_LEVEL.get(state, "error"), words, source, state=state)
+
+    # ---------------------------------------------------------------- once a second
+
+    def tick(self) -> None:
+        """Show what was collected since the last call: source counters, losses, a run that vanished."""
+        for source in self._sources.values():
+            if source.hole is not None:
+                first, last, count = source.hole
+                source.hole = None
+                text = f"{count} records of {source.name} were lost"
+                self._core.event("loss", "warn", text, source.name, **{"from": first, "to": last}, count=count)
+            if source.log_dropped:
+                text = f"{source.log_dropped} log lines of {source.name} left out (over {LOG_LINES_PER_S} a second)"
+                self._core.event("log", "warn", text, source.name)
+            source.log_lines = source.log_dropped = 0
+            if source.dirty:
+                source.dirty = False
+                self._core.set(f"source/{source.name}", source.value())
+        self._look_for_the_run()
+
+    def _look_for_the_run(self) -> None:
+        run, owner = self._core.table.get("run"), self._sources.get(self._owner)
+        if run is None or run.get("state") != "running" or owner is None or owner.host != self._host:
+            return
+        if owner.pid and self._core.now() - owner.last > LOST_AFTER_S and not self._alive(owner.pid):
+            self.end("lost", f"process {owner.pid} of {owner.name} is gone and did not say goodbye")
+
+    # ---------------------------------------------------------------- sources
+
+    def _source(self, record: Record) -> _Source:
+        who, name, now = record.source, record.source.name, self._core.now()
+        source = self._sources.get(name)
+        fresh = source is None
+        if source is None:
+            source = self._sources[name] = _Source(who.role, who.rank, who.host, who.pid)
+        process = (who.host, who.pid)
+        seq, dropped = source.processes.get(process, (0, 0))
+        if record.seq > seq + 1:
+            missing = record.seq - seq - 1
+            source.lost += missing
+            first, _, count = source.hole or (seq + 1, 0, 0)
+            source.hole = (first, record.seq - 1, count + missing)
+        source.host, source.pid = process
+        source.seq = max(seq, record.seq)
+        source.dropped += max(0, record.dropped - dropped)
+        source.processes[process] = (source.seq, max(dropped, record.dropped))
+        if len(source.processes) > MAX_PROCESSES:
+            del source.processes[next(iter(source.processes))]
+        source.records += 1
+        source.last, source.dirty, source.left = now, True, False
+        if fresh:
+            self._core.set(f"source/{name}", source.value())
+        run = self._core.table.get("run") or {}
+        if name == self._owner and run.get("state") == "lost" and record.kind != "bye":
+            self._core.update("run", state="running", text="", ended=None)
+            self._core.event("run", "info", f"{name} is back", name, state="running")
+        return source
+
+    def _keep(self, source: _Source, record: Record) -> None:
+        self._core.sink.record(self._core.now(), record.kind, source.name, record.payload)
+
+    def _malformed(self, source: _Source, why: str) -> None:
+        source.malformed += 1
+        self._complain(f"{source.name} {why[:40]}", f"{source.name}: {why}", source.name)
+
+    def _complain(self, about: str, text: str, source: str) -> None:
+        if about not in self._complained and len(self._complained) < 100:
+            self._complained.add(about)
+            self._core.event("log", "warn", text, source)
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an int beyond float: what arithmetic would make of it
+        return float("inf") if number > 0 else float("-inf")

@@ -1,0 +1,362 @@
+"""The sockets: ingest (PULL), view and control (one ROUTER each). docs/protocol.md is what it does.
+
+Failure policy: nothing that a peer sends or fails to read stops the daemon or another peer. Sends never wait
+(ROUTER_MANDATORY, DONTWAIT): a full pipe makes that client lag, a vanished one loses its session. Bytes that are no
+message are counted and, where there is somebody to tell, answered with `err`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from rltop.daemon.sessions import Session, Sessions
+from rltop.errors import RltopError
+from rltop.protocol.codec import MAX_MESSAGE_BYTES, Message, WireError, decode, encode
+from rltop.protocol.messages import (
+    PROTO_MAX,
+    PROTO_MIN,
+    Accepted,
+    Ack,
+    Bye,
+    Command,
+    Err,
+    EventsAnswer,
+    EventsQuery,
+    Hello,
+    Ping,
+    Record,
+    Rejected,
+    Role,
+    SeriesAnswer,
+    SeriesQuery,
+    Tick,
+    Welcome,
+)
+
+SNDHWM = 8
+INGEST_HWM = 10_000
+BURST = 128
+"""Messages taken from one socket before everybody else gets a turn."""
+TICK_S = 1.0
+HEARTBEAT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 15_000
+_SOCKET: Mapping[Role, str] = {"view": "view", "control": "ctl"}
+_MARK: Mapping[Role, bytes] = {"view": b"v", "control": b"c"}
+
+
+class Backend(Protocol):
+    """What the server asks the rest of the daemon."""
+
+    def record(self, record: Record) -> None:
+        """A record came in."""
+
+    def not_a_record(self, why: str) -> None:
+        """Something else came in on the ingest socket."""
+
+    async def series(self, query: SeriesQuery) -> tuple[SeriesAnswer, list[bytes]]:
+        """Answer a series query with its blobs."""
+
+    async def events(self, query: EventsQuery) -> EventsAnswer:
+        """Answer an events query."""
+
+    async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
+        """Take a command of an operator."""
+
+    def client(self, what: str, session: Session) -> None:
+        """A client came or went (audit)."""
+
+    def tick(self, viewers: int) -> Tick:
+        """Once a second: bring everything up to date and say how it stands."""
+
+    def trouble(self, where: str, error: Exception) -> None:
+        """A fault of the daemon's own, caught so that it goes on."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went wrong on the sockets so far."""
+
+    malformed: int = 0
+    refused: int = 0
+    """Frames and answers that a client's full pipe would not take."""
+
+
+class Server:
+    """Binds and serves the three sockets of a run.
+
+    clock: monotonic seconds, for leases and frame rates. wall: wall clock, for `welcome`.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        paths: Mapping[str, Path],
+        *,
+        sessions: Sessions,
+        backend: Backend,
+        epoch: str,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._context = context
+        self._paths = paths
+        self._sessions = sessions
+        self._backend = backend
+        self._epoch = epoch
+        self._clock = clock
+        self._wall = wall
+        self._wake = asyncio.Event()
+        self._sockets: dict[str, zmq.asyncio.Socket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.counters = Counters()
+
+    def wake(self) -> None:
+        """Something changed that a viewer should see."""
+        self._wake.set()
+
+    def bind(self) -> None:
+        """Bind the sockets, each mode 0600. Stale files of a dead daemon are replaced: the caller holds the run's lock.
+
+        Raises RltopError when the path cannot be bound.
+        """
+        for name, path in self._paths.items():
+            socket = self._context.socket(zmq.PULL if name == "ingest" else zmq.ROUTER)
+            self._sockets[name] = socket
+            socket.linger = 0
+            socket.maxmsgsize = MAX_MESSAGE_BYTES
+            socket.heartbeat_ivl = HEARTBEAT_MS
+            socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+            socket.handshake_ivl = HEARTBEAT_MS
+            if name == "ingest":
+                socket.rcvhwm = INGEST_HWM
+            else:
+                socket.router_mandatory = True
+                socket.sndhwm = SNDHWM
+            try:
+                path.unlink(missing_ok=True)
+                socket.bind(f"ipc://{path}")
+                path.chmod(0o600)
+            except (zmq.ZMQError, OSError) as error:
+                self.close()
+                raise RltopError(
+                    f"cannot bind the {name} socket",
+                    where=str(path),
+                    why=str(error),
+                    do="set RLTOP_DIR to a short path on a local disk",
+                ) from error
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ingest(self._sockets["ingest"]))
+            group.create_task(self._clients("view"))
+            group.create_task(self._clients("control"))
+            group.create_task(self._flush())
+            group.create_task(self._tick())
+
+    async def goodbye(self, reason: str) -> None:
+        """Tell every client that the daemon leaves."""
+        for session in self._sessions:
+            self._send(session.ident, "bye", Bye(reason))
+        for socket in self._sockets.values():
+            socket.linger = 200
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Close the sockets and remove their files."""
+        for task in self._tasks:
+            task.cancel()
+        for socket in self._sockets.values():
+            socket.close()
+        self._sockets.clear()
+        for path in self._paths.values():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    # ---------------------------------------------------------------- receiving
+
+    async def _ingest(self, socket: zmq.asyncio.Socket) -> None:
+        burst = 0
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                self._record(frames)
+            except Exception as error:  # a bug of ours must not cost the run its monitor
+                self._backend.trouble("ingest", error)
+            burst += 1
+            if burst >= BURST:  # a ready socket never yields to the loop by itself
+                burst = 0
+                await asyncio.sleep(0)
+
+    def _record(self, frames: Sequence[bytes]) -> None:
+        try:
+            message = decode(frames)
+        except WireError as error:
+            self.counters.malformed += 1
+            self._backend.not_a_record(str(error))
+            return
+        if isinstance(message.body, Record):
+            self._backend.record(message.body)
+        else:
+            self.counters.malformed += 1
+            self._backend.not_a_record(f"{message.header.t!r} is not for the ingest socket")
+
+    async def _clients(self, role: Role) -> None:
+        socket = self._sockets[_SOCKET[role]]
+        burst = 0
+        while True:
+            identity, *frames = await socket.recv_multipart()
+            # A client may choose the same identity on both sockets: the socket is part of who it is.
+            ident = _MARK[role] + identity
+            try:
+                self._message(ident, role, decode(frames))
+            except WireError as error:
+                self._reject(ident, error)
+            except Exception as error:
+                self._backend.trouble(f"{role} socket", error)
+            burst += 1
+            if burst >= BURST:
+                burst = 0
+                await asyncio.sleep(0)
+
+    def _reject(self, ident: bytes, error: WireError) -> None:
+        self.counters.malformed += 1
+        self._sessions.heard(ident, self._clock())
+        why = str(error)
+        if error.code == "proto":
+            why += f"; this daemon speaks {PROTO_MIN} to {PROTO_MAX}"
+        self._send(ident, "err", Err(error.code, why), re=error.header.id if error.header else "")
+
+    def _message(self, ident: bytes, role: Role, message: Message) -> None:
+        now, re = self._clock(), message.header.id
+        if isinstance(message.body, Hello):
+            self._hello(ident, role, message.body, re)
+            return
+        session = self._sessions.heard(ident, now)
+        if session is None:
+            self._send(ident, "err", Err("hello-first", "say hello first (a silent client is forgotten)"), re=re)
+            return
+        match message.body:
+            case Ack(seq=seq):
+                self._sessions.ack(ident, seq)
+                self.wake()
+            case Ping() if message.header.t == "ping":
+                self._send(ident, "pong", Ping(), re=re)
+            case SeriesQuery() as query:
+                self._start(ident, re, self._series(ident, query, re))
+            case EventsQuery() as query:
+                self._start(ident, re, self._events(ident, query, re))
+            case Command() as command:
+                self._start(ident, re, self._command(session, command, re))
+            case Bye():
+                self._sessions.drop(ident)
+                self._backend.client("bye", session)
+            case _:
+                self._send(ident, "err", Err("unsupported", f"{message.header.t!r} is not for the daemon"), re=re)
+
+    def _hello(self, ident: bytes, role: Role, hello: Hello, re: str) -> None:
+        answer = self._sessions.hello(ident, hello, socket_role=role, now=self._clock(), wall=self._wall())
+        if not isinstance(answer, Welcome):
+            self._send(ident, "err", answer, re=re)
+            return
+        self._send(ident, "welcome", answer, re=re)
+        session = self._sessions.heard(ident, self._clock())
+        if session is not None:
+            self._backend.client("hello", session)
+        self.wake()
+
+    # ---------------------------------------------------------------- answering
+
+    def _start(self, ident: bytes, re: str, work: Coroutine[None, None, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._backend.trouble("answering a client", error)
+                self._send(ident, "err", Err("internal", f"{type(error).__name__}: {error}"), re=re)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _series(self, ident: bytes, query: SeriesQuery, re: str) -> None:
+        answer, blobs = await self._backend.series(query)
+        self._send(ident, "series", answer, re=re, blobs=blobs)
+
+    async def _events(self, ident: bytes, query: EventsQuery, re: str) -> None:
+        self._send(ident, "events", await self._backend.events(query), re=re)
+
+    async def _command(self, session: Session, command: Command, re: str) -> None:
+        answer: Accepted | Rejected
+        if session.role != "control":
+            answer = Rejected("not-control", "this session only looks", "connect to ctl.sock with role control")
+        elif not re:
+            answer = Rejected("bad-args", "a command needs an id in its header", "use a fresh uuid per command")
+        else:
+            answer = await self._backend.command(command, re, session)
+        self._send(session.ident, "accepted" if isinstance(answer, Accepted) else "rejected", answer, re=re)
+
+    # ---------------------------------------------------------------- sending
+
+    def _send(
+        self, ident: bytes, tag: str, body: msgspec.Struct, *, re: str = "", seq: int = 0, blobs: Sequence[bytes] = ()
+    ) -> bool:
+        """Hand a message to the socket without waiting; False when the client's pipe is full or the client is gone."""
+        socket = self._sockets.get("view" if ident[:1] == _MARK["view"] else "ctl")
+        if socket is None:
+            return False
+        frames = encode(tag, body, re=re, seq=seq, epoch=self._epoch, blobs=blobs)
+        sent = socket.send_multipart([ident[1:], *frames], flags=zmq.NOBLOCK)
+        # With NOBLOCK the future is already done when it is returned.
+        error = sent.exception() if isinstance(sent, asyncio.Future) else None
+        if error is None:
+            return True
+        self.counters.refused += 1
+        if isinstance(error, zmq.ZMQError) and error.errno == zmq.EHOSTUNREACH:
+            session = self._sessions.drop(ident)
+            if session is not None:
+                self._backend.client("gone", session)
+        return False
+
+    async def _flush(self) -> None:
+        """Send every session what it is due, now or when its frame rate allows."""
+        while True:
+            due = self._sessions.next_due()
+            wait = None if due is None else max(0.0, due - self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            self._wake.clear()
+            now = self._clock()
+            for session in self._sessions:
+                frame = self._sessions.frame(session, now)
+                if frame is None:
+                    continue
+                if self._send(session.ident, frame.tag, frame.body, seq=frame.seq):
+                    self._sessions.sent(session, frame, now)
+                else:
+                    self._sessions.refused(session, now)
+            await asyncio.sleep(0)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for session in self._sessions.expire(self._clock()):
+                self._send(session.ident, "bye", Bye("lease"))
+                self._backend.client("lease", session)
+            try:
+                tick = self._backend.tick(len(self._sessions))
+            except Exception as error:
+                self._backend.trouble("tick", error)
+                continue
+            for session in self._sessions:
+                self._send(session.ident, "tick", tick)

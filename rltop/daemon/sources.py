@@ -1,0 +1,68 @@
+"""What the daemon fetches by itself: every two seconds it asks each engine how it is doing.
+
+A failed scrape leaves a gap: the numbers become unknown and the error is shown, never an old or made-up value.
+Engines that are stopped, crashed or released (OFFLOADED: an answer would need memory that is lent to the trainer) are
+left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rltop.daemon.core import Core
+from rltop.engines.scrape import EngineStats
+
+SCRAPE_S = 2.0
+TIMEOUT_S = 4.0
+_QUIET = frozenset({"STOPPED", "CRASHED", "OFFLOADED", "LOST", "RECLAIMING", "BACKOFF", "QUARANTINED", "LAUNCHING"})
+_FIELDS = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length")
+
+Scrape = Callable[[str], Awaitable[EngineStats]]
+"""url -> what could be seen of the engine."""
+
+
+class EngineScraper:
+    """Scrapes every engine in the state table, all at once, each with its own deadline."""
+
+    def __init__(
+        self, core: Core, scrape: Scrape, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._core = core
+        self._scrape = scrape
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        while True:
+            await self.once()
+            await self._sleep(SCRAPE_S)
+
+    async def once(self) -> None:
+        """Scrape all engines that may be asked, once."""
+        targets = {}
+        for key in self._core.table.keys("engine/"):
+            engine = self._core.table.get(key)
+            if engine.get("url") and engine.get("state") not in _QUIET:
+                targets[key] = engine["url"]
+            elif engine.get("error") is not None or any(engine.get(name) is not None for name in _FIELDS):
+                self._core.update(key, **dict.fromkeys(_FIELDS), error=None)
+        await asyncio.gather(*(self._one(key, url) for key, url in targets.items()))
+
+    async def _one(self, key: str, url: str) -> None:
+        found: dict[str, Any] = dict.fromkeys(_FIELDS)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                stats = await self._scrape(url)
+        except Exception as error:  # whatever an HTTP client or a foreign server comes up with: no answer
+            found["error"] = f"{type(error).__name__}: {error}"[:200]
+        else:
+            found |= {"error": stats.problem or None}
+            if stats.reachable:
+                found |= {name: getattr(stats, name) for name in _FIELDS} | {"seen": self._core.now()}
+                if stats.weight_version is not None:
+                    found["weight_version"] = stats.weight_version
+        engine = self._core.table.get(key)
+        if engine is not None and engine.get("url") == url:  # it may have moved while we asked
+            self._core.set(key, {**engine, **found})

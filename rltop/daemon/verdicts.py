@@ -1,0 +1,137 @@
+"""Live checks -> `check/<id>` and `checks` keys, and an event whenever a verdict changes its status.
+
+The checks look at what a run sends and can meet anything: an exception inside them is counted and shown once per text;
+the daemon goes on and the last verdicts stay, marked by that event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rltop.checks.verdict import Report, Verdict
+from rltop.daemon.core import Core, trim
+from rltop.protocol.messages import Record
+
+_RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
+_LEVEL = {"fail": "error", "warn": "warn", "info": "info", "pass": "info", "skip": "debug"}
+
+
+class Checks(Protocol):
+    """The live form of the catalogue (`rltop.daemon.live_checks.LiveChecks`)."""
+
+    def feed(self, record: Record) -> None:
+        """See a record."""
+
+    def report(self) -> Report:
+        """All verdicts on what was seen so far."""
+
+
+class Verdicts:
+    """Feeds the checks and publishes what they say. `checks` None: this build has none; nothing is published."""
+
+    def __init__(self, core: Core, checks: Checks | None) -> None:
+        self._core = core
+        self._checks = checks
+        self._fed = False
+        self._report: Report | None = None
+        self._errors: dict[str, int] = {}
+        self._restored: dict[str, dict[str, Any]] = {}
+
+    def restore(self, kept: Sequence[Record]) -> None:
+        """Take over the verdicts of an earlier daemon, and show the checks the records that were kept, oldest first.
+
+        The checks have seen little of what led to those verdicts; as long as they can say nothing better than `skip`,
+        the old verdict stands.
+        """
+        for key in self._core.table.keys("check/"):
+            if (verdict := self._core.table.get(key))["status"] != "skip":
+                self._restored[verdict["id"]] = verdict
+        for record in kept:
+            self._feed(record)
+
+    @property
+    def errors(self) -> int:
+        """Exceptions inside the checks so far."""
+        return sum(self._errors.values())
+
+    def feed(self, record: Record) -> None:
+        """Show a record to the checks."""
+        if record.kind == "run":
+            self._restored.clear()  # a new run: old verdicts are about another one
+        self._feed(record)
+
+    def _feed(self, record: Record) -> None:
+        if self._checks is None:
+            return
+        self._fed = True
+        try:
+            self._checks.feed(record)
+        except Exception as error:
+            self._failed(f"the checks could not read a record of kind {record.kind!r}", error)
+
+    def refresh(self) -> None:
+        """Publish what changed since the last call; cheap when nothing was fed."""
+        if self._checks is None or not self._fed:
+            return
+        self._fed = False
+        try:
+            report = self._checks.report()
+        except Exception as error:
+            self._failed("the checks failed", error)
+            return
+        if report is self._report:
+            return
+        self._report = report
+        by_id: dict[str, list[Verdict]] = {}
+        for verdict in report.verdicts:
+            by_id.setdefault(verdict.id, []).append(verdict)
+        for check_id, found in by_id.items():
+            if any(verdict.status != "skip" for verdict in found):
+                self._restored.pop(check_id, None)
+            if check_id not in self._restored:
+                self._publish(check_id, found)
+        self._publish_summary(report)
+
+    def _publish_summary(self, report: Report) -> None:
+        summary: dict[str, int] = {str(status): count for status, count in report.summary.items()}
+        root_causes = list(report.root_causes)
+        for check_id, verdict in self._restored.items():
+            summary["skip"] = max(0, summary.get("skip", 0) - 1)
+            summary[verdict["status"]] = summary.get(verdict["status"], 0) + 1
+            if verdict["status"] in ("fail", "warn") and not verdict["consequence_of"]:
+                root_causes.append(check_id)
+        self._core.set("checks", {"root_causes": root_causes, "summary": summary})
+
+    def _publish(self, check_id: str, found: Sequence[Verdict]) -> None:
+        worst = min(found, key=lambda verdict: _RANK[verdict.status])
+        key = f"check/{check_id}"
+        before: dict[str, Any] | None = self._core.table.get(key)
+        now = self._core.now()
+        was = None if before is None else before["status"]
+        since = now if before is None or was != worst.status else before["since"]
+        value = {**trim(msgspec.to_builtins(worst, enc_hook=str)), "subjects": len(found), "since": since}
+        self._core.set(key, value)
+        if was == worst.status or (was is None and worst.status == "skip"):
+            return  # at the start everything is "not measured yet": no news
+        self._core.sink.verdict(now, value, was)
+        words = f"{check_id}: {worst.status}" if was is None else f"{check_id}: {was} -> {worst.status}"
+        text = f"{words}. {worst.cause}" if worst.cause else words
+        self._core.event(
+            "verdict",
+            _LEVEL[worst.status],
+            text,
+            "checks",
+            id=check_id,
+            **{"from": was, "to": worst.status},
+            rollout=worst.rollout,
+            step=worst.step,
+        )
+
+    def _failed(self, what: str, error: Exception) -> None:
+        text = f"{what}: {type(error).__name__}: {error}"
+        self._errors[text] = self._errors.get(text, 0) + 1
+        if self._errors[text] == 1 and len(self._errors) <= 20:
+            self._core.event("log", "error", text, "checks")
