@@ -282,25 +282,18 @@ class Client:
         return _expect(await self._ask("events?", EventsQuery(**query), f"q{next(self._ids)}"), EventsAnswer)
 
     async def command(
-        self,
-        name: str,
-        target: str = "",
-        args: dict[str, Any] | None = None,
-        *,
-        if_epoch: str = "",
-        if_gen: int | None = None,
-        dry_run: bool = False,
-        reason: str = "",
-        id: str = "",  # noqa: A002 - the wire's name
+        self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any
     ) -> Accepted | Rejected:
-        """Send a command on the control socket; idempotent by `id` (default: a new one), so it survives a reconnect.
+        """Send a command on the control socket.
 
+        Keywords are further fields of `Command` (if_epoch, if_gen, dry_run, reason) and `id`: the command is idempotent
+        by it (default: a new one), so it survives a reconnect.
         Raises RltopError when this client is read-only or no answer comes in `ANSWER_S`.
         """
         if self._role != "control":
             raise RltopError("this connection is read-only", do="attach with --control")
-        body = Command(name, target, args or {}, if_epoch, if_gen, dry_run, reason)
-        message = await self._ask("cmd", body, id or uuid.uuid4().hex)
+        command_id = kw.pop("id", "") or uuid.uuid4().hex
+        message = await self._ask("cmd", Command(name, target, args or {}, **kw), command_id)
         match message.body:
             case Accepted() | Rejected() as answer:
                 return answer

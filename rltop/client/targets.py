@@ -148,11 +148,11 @@ def explain_end(status: int, stderr: str, noise: str, *, place: str, command: st
     place, command: host (or prefix) and the rltop that was started there. batch: ssh was not allowed to ask.
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    ours = [line.removeprefix("rltop: ") for line in lines if line.startswith("rltop: ")]
+    ours = _our_error(lines)
     said = lines[-1] if lines else ""
     missing = status == 127 or "executable file not found" in stderr
     if ours:
-        problem = ours[-1]
+        problem = ours
     elif missing and "/" in command:
         problem = (
             f"there is no {command} there: use --remote-rltop PATH with the path that `command -v rltop` tells there"
@@ -169,6 +169,16 @@ def explain_end(status: int, stderr: str, noise: str, *, place: str, command: st
         said = said or (f"it only printed {noise.strip()[-200:]!r}" if noise.strip() else "it said nothing")
         problem = f"{command} ended with status {status}: {said}"
     return ConnectionLost(f"{place}: {problem}", final=True)
+
+
+def _our_error(lines: Sequence[str]) -> str:
+    """The error that the remote rltop printed (`rltop: what`, `why: …`), as one sentence; empty when it printed none."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("rltop: ")]
+    if not starts:
+        return ""
+    what, *more = lines[starts[-1] :]
+    why = [line.removeprefix("why:").strip() for line in more if line.startswith("why:")]
+    return "; ".join([what.removeprefix("rltop: "), *why])
 
 
 def _shell(words: Sequence[str]) -> str:

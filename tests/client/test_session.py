@@ -15,6 +15,7 @@ from rltop.protocol.codec import WireError, decode, encode
 from rltop.protocol.messages import Accepted, Ack, Bye, Err, Hello, Ping, Role
 from tests.client.model import ModelDaemon
 from tests.client.virtual import run_virtual
+from tests.client.waiting import until
 
 
 class FakeTransport:
@@ -89,12 +90,6 @@ async def running(world: World, *, role: Role = "view") -> AsyncIterator[Client]
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def until(client: Client, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(1000):
-        while not condition():
-            await client.wait_change()
 
 
 async def ticking(world: World, *, seconds: float) -> None:

@@ -18,6 +18,7 @@ from rltop.client.sockets import SocketTransport
 from rltop.protocol.codec import decode
 from rltop.runs import RunInfo, write_run_json
 from tests.client.model import ModelDaemon
+from tests.client.waiting import until
 
 
 @pytest.fixture
@@ -71,8 +72,7 @@ async def test_a_local_client_is_live_and_notices_the_end_of_the_daemon_at_once(
         async with serving(folder / "v", daemon):
             await client.wait_live(10)
             assert client.mirror.state == {"run": {"state": "running"}}
-        while client.status != "lost":
-            await client.wait_change()
+        await until(client, lambda: client.status == "lost")
         assert client.problem == "the daemon closed the connection"
         assert client.mirror.state == {"run": {"state": "running"}}
         async with serving(folder / "v", daemon):

@@ -1,0 +1,181 @@
+"""The commands and their flags. Each one imports what it needs when it runs: `--help` must stay instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from rltop.errors import RltopError
+
+# Typer brings its own copy of click since 0.2x, and click itself before: take the class from what it exports.
+UsageError = cast(Any, typer.BadParameter.__base__)
+
+app = typer.Typer(
+    name="rltop",
+    help="top for LLM reinforcement-learning post-training.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout (docs/cli.md has the schema).")]
+RemoteRltop = Annotated[
+    str,
+    typer.Option(metavar="PATH", help="The rltop on the other machine; also words like 'docker exec -i box rltop'."),
+]
+Via = Annotated[
+    str | None, typer.Option(metavar="CMD", help="Command prefix instead of ssh, e.g. 'kubectl exec -i pod --'.")
+]
+Target = Annotated[str | None, typer.Argument(metavar="[RUN|ssh://…]", help="Default: the newest living run.")]
+RunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Default: the newest living run.")]
+
+
+def dispatch(args: list[str]) -> int:
+    """Parse and run. Raises RltopError for a wrong command line, with the closest match, and KeyboardInterrupt."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args or ["--help"], prog_name="rltop", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "rltop"
+        raise RltopError(error.format_message().rstrip("."), where=_below(where), do=f"{where} --help") from None
+    return result if isinstance(result, int) else 0
+
+
+def _below(command_path: str) -> str:
+    return command_path.partition(" ")[2]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from rltop import __version__
+
+        print(f"rltop {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """top for LLM reinforcement-learning post-training: watch a run, check it, find out what broke it."""
+
+
+@app.command()
+def attach(
+    target: Target = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Act on the run; without it nothing can be changed.")
+    ] = False,
+    name: Annotated[
+        str, typer.Option("--as", metavar="NAME", help="Who you are, for the others and the journal.")
+    ] = "",
+    once: Annotated[bool, typer.Option("--once", help="Print the state once as text and exit.")] = False,
+    as_json: Json = False,
+    fps: Annotated[float, typer.Option(min=0.1, max=30, help="Most updates per second.")] = 2.0,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Only ASCII characters on the screen.")] = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """The dashboard of a run, here or behind ssh.
+
+    Read-only without --control. Leaving it (q) does nothing to the run. --once prints the state and needs no terminal.
+    """
+    from rltop.cli.attach import attach as run_attach
+    from rltop.cli.connect import Place
+
+    if as_json and not once:
+        raise RltopError("--json goes with --once", where="attach", do="rltop attach --once --json")
+    place = Place(target, remote_rltop=remote_rltop, via=via)
+    if once:
+        from rltop.cli.once import print_once
+
+        return print_once(place, as_json=as_json)
+    return run_attach(place, control=control, name=name, fps=fps, ascii_only=ascii_only)
+
+
+@app.command()
+def proxy(
+    run: RunName = None,
+    stdio: Annotated[bool, typer.Option("--stdio", help="Over stdin and stdout (the only way there is).")] = False,
+    role: Annotated[Literal["view", "control"], typer.Option(help="Which socket of the run.")] = "view",
+) -> int:
+    """The wire over stdin and stdout, for attach ssh://.
+
+    `rltop attach ssh://host/run` starts it on the other machine; nobody needs to type it.
+    """
+    if not stdio:
+        raise RltopError("say what to carry the wire over", where="proxy", do="rltop proxy --stdio")
+    from rltop.cli.proxy import proxy as run_proxy
+
+    return run_proxy(run, role)
+
+
+@app.command()
+def ps(
+    as_json: Json = False,
+    every: Annotated[bool, typer.Option("--all", help="Dead runs too.")] = False,
+) -> int:
+    """The runs of this user on this machine, newest first."""
+    from rltop.cli.ps import ps as run_ps
+
+    return run_ps(as_json=as_json, every=every)
+
+
+@app.command()
+def up(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    name: Annotated[str | None, typer.Option(help="Name of the run, instead of the one in the file.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Start a daemon and the trainer of CONFIG.toml.
+
+    Both go on when this returns. The run's name is printed on stdout.
+    """
+    from rltop.cli.up import up as run_up
+
+    return run_up(config, name=name, as_json=as_json)
+
+
+@app.command()
+def down(
+    run: RunName = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until what does not end is killed.")] = 20.0,
+) -> int:
+    """Stop a run: its trainer, then its daemon."""
+    from rltop.cli.down import down as run_down
+
+    return run_down(run, timeout_s=timeout)
+
+
+@app.command()
+def get(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, checks, engines, events, around.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY…|STEP]", help="Metric names for series, a step for around.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN|ssh://…", help="Default: the newest living run.")] = None,
+    as_json: Json = False,
+    lo: Annotated[float | None, typer.Option(help="First step (series), first event (events).")] = None,
+    hi: Annotated[float | None, typer.Option(help="Last step (series), last event (events).")] = None,
+    buckets: Annotated[int, typer.Option(min=1, max=100_000, help="Most points per series.")] = 200,
+    window: Annotated[int, typer.Option(min=0, help="Steps on both sides of `around STEP`.")] = 2,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most events.")] = 200,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """Facts of a run for scripts, as text or JSON."""
+    from rltop.cli.connect import Place
+    from rltop.cli.get import Query
+    from rltop.cli.get import get as run_get
+
+    place = Place(run, remote_rltop=remote_rltop, via=via)
+    query = Query(what, tuple(args or ()), lo=lo, hi=hi, buckets=buckets, window=window, limit=limit)
+    return run_get(place, query, as_json=as_json)

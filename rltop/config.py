@@ -1,0 +1,165 @@
+"""The file that `rltop up` takes: which run, which trainer, which environment. Pure: text in, config out.
+
+    [run]
+    name = "tiny-1"
+
+    [trainer]                # the flags of `rltop train`, with underscores or dashes
+    num_rollout = 60
+    deterministic = true
+    inject = ["nan-grad"]
+
+    [trainer]                # or the command line of any other trainer
+    command = ["python", "train.py", "--lr", "1e-6"]
+
+    [env]
+    CUDA_VISIBLE_DEVICES = "0"
+
+Every error names the line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rltop.errors import RltopError
+
+TABLES = ("run", "trainer", "env")
+PASSED_ON = "sglang_"
+"""Keys that start so are not checked here: they are SGLang's own flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """What `rltop up` starts."""
+
+    name: str | None
+    command: tuple[str, ...]
+    """The trainer's argv; empty when `flags` are for `rltop train`."""
+    flags: tuple[str, ...]
+    """Command line of `rltop train`."""
+    env: dict[str, str]
+    lines: dict[str, int]
+    """Flag (`--num-rollout`) -> line of the file that set it, from 1."""
+
+
+def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig:
+    """Config from TOML.
+
+    where: the file's name for errors. trainer_flags: flags that `rltop train` knows, `--num-rollout`.
+    Raises RltopError with `file:line`: not TOML, unknown table or key (with the closest match), value of a wrong type.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"line (\d+)", str(error))
+        raise RltopError("not TOML", where=f"{where}:{at[1]}" if at else where, why=str(error)) from None
+    place = _Place(where, text)
+    for name, table in tables.items():
+        if name not in TABLES or not isinstance(table, dict):
+            raise place.unknown("", name, TABLES, "there are the tables [run], [trainer] and [env]")
+    run, trainer, env = (tables.get(name, {}) for name in TABLES)
+    place.only("run", run, ("name",))
+    name = run.get("name")
+    if name is not None and not isinstance(name, str):
+        raise place.wrong("run", "name", "a string")
+    command, flags, lines = _trainer(trainer, place, trainer_flags)
+    return UpConfig(name, command, flags, _env(env, place), lines)
+
+
+def _trainer(
+    table: Mapping[str, Any], place: _Place, known: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, int]]:
+    if "command" in table:
+        place.only("trainer", table, ("command",), "with `command` the flags belong into the command")
+        command = table["command"]
+        if not _is_strings(command) or not command:
+            raise place.wrong("trainer", "command", "a list of strings, the program first")
+        return tuple(command), (), {}
+    if not table:
+        raise RltopError(
+            "there is no trainer to start", where=place.where, do="add [trainer] with its flags or a command"
+        )
+    names = [flag.removeprefix("--").replace("-", "_") for flag in known]
+    flags: list[str] = []
+    lines: dict[str, int] = {}
+    for key, value in table.items():
+        plain = key.replace("-", "_")
+        if plain not in names and not plain.startswith(PASSED_ON):
+            raise place.unknown("trainer", key, names, "`rltop train --help` lists them")
+        flag = "--" + plain.replace("_", "-")
+        lines[flag] = place.line("trainer", key)
+        flags += _words(flag, key, value, place)
+    return (), tuple(flags), lines
+
+
+def _words(flag: str, key: str, value: Any, place: _Place) -> list[str]:
+    """One key as words of a command line."""
+    match value:
+        case True:
+            return [flag]
+        case False:
+            return []
+        case int() | float() | str():
+            return [flag, str(value)]
+        case list() if all(isinstance(item, int | float | str) for item in value):
+            return [word for item in value for word in (flag, str(item))]
+        case _:
+            raise place.wrong("trainer", key, "a number, a string, true or false, or a list of them")
+
+
+def _env(table: Mapping[str, Any], place: _Place) -> dict[str, str]:
+    for key, value in table.items():
+        if not isinstance(value, str):
+            raise place.wrong("env", key, 'a string: write "0", not 0')
+    return dict(table)
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The file, for errors."""
+
+    where: str
+    text: str
+
+    def line(self, table: str, key: str) -> int:
+        """Line of `key` in `[table]` (of the header when `table` is empty); 1 when it can not be told."""
+        current = ""
+        pattern = re.compile(rf"""\s*(["']?){re.escape(key)}\1\s*[=.]""")
+        dotted = re.compile(rf"""\s*{re.escape(table)}\s*\.\s*(["']?){re.escape(key)}\1\s*[=.]""")
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
+                current = header[1].strip("\"'")
+                if not table and current.split(".")[0] == key:
+                    return number
+            elif (current == table and pattern.match(line)) or (not current and table and dotted.match(line)):
+                return number
+        return 1
+
+    def only(self, table: str, values: Mapping[str, Any], known: Iterable[str], why: str = "") -> None:
+        """Raise for the first key of `values` that is not in `known`."""
+        for key in values:
+            if key not in known:
+                raise self.unknown(table, key, tuple(known), why)
+
+    def unknown(self, table: str, key: str, known: Sequence[str], why: str) -> RltopError:
+        """The error for a key that nobody reads."""
+        close = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+        thing = f"key {key!r} in [{table}]" if table else f"table or key {key!r}"
+        return RltopError(
+            f"unknown {thing}" + (f"; did you mean {close[0]!r}?" if close else ""),
+            where=f"{self.where}:{self.line(table, key)}",
+            why=why,
+        )
+
+    def wrong(self, table: str, key: str, expected: str) -> RltopError:
+        """The error for a value of a wrong type."""
+        return RltopError(f"{key} must be {expected}", where=f"{self.where}:{self.line(table, key)}")
