@@ -1,0 +1,242 @@
+"""The reporter: inert without an address, never raises, never blocks, counts what it drops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+from rltop.protocol.codec import decode
+from rltop.protocol.messages import Record
+from rltop.reporter import QUEUE, SNDHWM, Reporter
+from tests.daemon.util import PATIENCE_S
+
+
+class Listener:
+    """The daemon's end of the ingest socket."""
+
+    def __init__(self, address: str, *, rcvhwm: int = 10_000) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.rcvhwm = rcvhwm
+        self._socket.bind(address)
+
+    def take(self, count: int = 1) -> list[Record]:
+        found: list[Record] = []
+        for _ in range(count):
+            assert self._socket.poll(int(PATIENCE_S * 1000)), f"only {len(found)} of {count} records came"
+            body = decode(self._socket.recv_multipart()).body
+            assert isinstance(body, Record)
+            found.append(body)
+        return found
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    path = tmp_path / "i.sock"
+    return f"ipc://{path}" if len(str(path)) < 100 else f"ipc:///tmp/rltop-test-{os.getpid()}-{abs(hash(path))}.sock"
+
+
+@pytest.fixture
+def listener(address: str) -> Iterator[Listener]:
+    found = Listener(address)
+    yield found
+    found.close()
+    Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+class Scalar:
+    """Like a 0-d tensor."""
+
+    def __float__(self) -> float:
+        return 2.5
+
+
+class Evil:
+    """Everything about it raises."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no float today")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+    def tolist(self) -> Any:
+        raise RuntimeError("nor a list")
+
+
+def test_without_an_address_nothing_happens_and_zmq_is_not_imported() -> None:
+    code = (
+        "import sys; from rltop.reporter import Reporter\n"
+        "with Reporter() as r:\n"
+        "    r.metrics({'a': 1}, step=1); r.log('info', 'x'); r.bye('done')\n"
+        "assert not r.active\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('zmq', 'msgspec', 'numpy', 'torch')])"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "RLTOP_INGEST"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_kind_arrives_in_the_shape_of_the_specification(address: str, listener: Listener) -> None:
+    with Reporter(address=address, run="r-1", role="trainer", rank=3) as reporter:
+        reporter.run(framework="mine", args={"lr": 1e-6, "path": Path("/x")})
+        reporter.metrics({"train/loss": Scalar(), "n": 3}, step=7, axis="train", rollout_id=2, step_in_rollout=0)
+        reporter.samples(2, [{"index": 0, "response": "é"}], total=64)
+        with reporter.phase("rollout", rollout_id=2):
+            pass
+        reporter.weights(version="5", rollout_id=3, ok=True)
+        reporter.engine(id="0", url="http://h:1", kind="cpu")
+        reporter.log("warn", "hm")
+        reporter.bye("done")
+    records = listener.take(9)
+    assert [record.kind for record in records] == [
+        "run", "metrics", "samples", "phase", "phase", "weights", "engine", "log", "bye",
+    ]  # fmt: skip
+    assert [record.seq for record in records] == list(range(1, 10))
+    assert records[0].payload["args"] == {"lr": 1e-6, "path": "/x"}
+    assert records[1].payload == {
+        "values": {"train/loss": 2.5, "n": 3.0}, "step": 7, "axis": "train", "rollout_id": 2, "step_in_rollout": 0,
+    }  # fmt: skip
+    assert records[4].payload["edge"] == "leave"
+    assert records[4].payload["elapsed_s"] >= 0
+    assert {record.source.name for record in records} == {"trainer/3"}
+    assert {record.run for record in records} == {"r-1"}
+    assert reporter.errors == 0
+
+
+def test_nan_and_inf_travel_as_they_are(address: str, listener: Listener) -> None:
+    with Reporter(address=address) as reporter:
+        reporter.metrics({"a": float("nan"), "b": float("-inf")}, step=1)
+    values = listener.take()[0].payload["values"]
+    assert values["a"] != values["a"]
+    assert values["b"] == float("-inf")
+
+
+def test_what_is_no_number_is_left_out_and_named_once(address: str, listener: Listener) -> None:
+    with Reporter(address=address) as reporter:
+        for step in range(3):
+            reporter.metrics({"good": 1, "bad": Evil(), "text": "abc"}, step=step)
+    records = listener.take(5)
+    assert [record.kind for record in records].count("log") == 2
+    assert all(list(record.payload["values"]) == ["good"] for record in records if record.kind == "metrics")
+    assert "bad" in records[0].payload["text"]
+
+
+def test_nothing_that_a_caller_passes_makes_it_raise(address: str) -> None:
+    with Reporter(address=address) as reporter:
+        anything: Any = Evil()
+        reporter.metrics(anything, step=1)
+        reporter.metrics({anything: 1}, step=anything)
+        reporter.samples(1, [{"index": Evil()}])
+        reporter.run(framework="x", args={"deep": Evil()})
+        reporter.log("info", "\ud800")
+    assert reporter.errors >= 4
+    assert reporter.last_error
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "ipc://", "tcp://", "ipc:///no/such/folder/x.sock"])
+def test_an_address_that_cannot_work_costs_nothing(address: str) -> None:
+    with Reporter(address=address) as reporter:
+        for step in range(10):
+            reporter.metrics({"a": 1}, step=step)
+    reporter.metrics({"a": 1}, step=11)
+
+
+def test_a_daemon_that_comes_later_gets_what_was_kept(address: str) -> None:
+    with Reporter(address=address) as reporter:
+        for step in range(50):
+            reporter.metrics({"a": step}, step=step)
+        late = Listener(address)
+        records = late.take(50)
+        late.close()
+    assert [record.payload["step"] for record in records] == list(range(50))
+
+
+def test_with_nobody_listening_the_oldest_are_dropped_and_counted(address: str) -> None:
+    with Reporter(address=address) as reporter:
+        for step in range(SNDHWM + QUEUE + 300):
+            reporter.metrics({"a": 1}, step=step)
+        assert reporter.dropped == 300
+        late = Listener(address)
+        seen = late.take(SNDHWM)
+        reporter.log("info", "news")
+        seen += late.take(QUEUE + 1)
+        late.close()
+    assert (seen[-1].kind, seen[-1].dropped) == ("log", 300)
+    assert [later.seq - earlier.seq for earlier, later in pairwise(seen)].count(1) == len(seen) - 2
+    assert seen[SNDHWM].seq - seen[SNDHWM - 1].seq == 301
+
+
+def test_a_record_over_the_message_limit_is_refused_here(address: str, listener: Listener) -> None:
+    with Reporter(address=address) as reporter:
+        reporter.log("info", "x" * (17 * 1024 * 1024))
+        reporter.log("info", "small")
+    (record,) = listener.take()
+    assert (record.payload["text"], record.dropped, record.seq) == ("small", 1, 2)
+
+
+def test_threads_share_one_sequence(address: str, listener: Listener) -> None:
+    with Reporter(address=address) as reporter:
+
+        def report() -> None:
+            for step in range(100):
+                reporter.metrics({"a": 1}, step=step)
+
+        threads = [threading.Thread(target=report) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(record.seq for record in listener.take(400)) == list(range(1, 401))
+
+
+def test_a_forked_child_has_its_own_socket_and_sequence(address: str, listener: Listener) -> None:
+    code = (
+        "import os, sys\n"
+        "from rltop.reporter import Reporter\n"
+        "with Reporter(address=sys.argv[1]) as r:\n"
+        "    r.log('info', 'parent')\n"
+        "    child = os.fork()\n"
+        "    r.log('info', 'child' if child == 0 else 'parent')\n"
+        "    if child == 0: r.close(); sys.exit(0)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    r.log('info', 'parent')\n"
+        "assert r.errors == 0, r.last_error\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    seqs: dict[str, list[int]] = {}
+    pids: dict[str, set[int]] = {}
+    for record in listener.take(4):
+        seqs.setdefault(record.payload["text"], []).append(record.seq)
+        pids.setdefault(record.payload["text"], set()).add(record.source.pid)
+    assert seqs == {"parent": [1, 2, 3], "child": [1]}
+    assert not pids["parent"] & pids["child"]
+
+
+def test_it_speaks_plain_messagepack(address: str) -> None:
+    context = zmq.Context()
+    pull = context.socket(zmq.PULL)
+    pull.bind(address)
+    with Reporter(address=address) as reporter:
+        reporter.log("info", "x")
+        magic, header, body = pull.recv_multipart()
+    assert magic == b"RL1"
+    assert msgpack.unpackb(header) == {"v": 1, "t": "rec", "seq": 1}
+    assert msgpack.unpackb(body)["kind"] == "log"
+    pull.close()
+    context.term()
