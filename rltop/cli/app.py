@@ -33,12 +33,14 @@ RunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Default: t
 
 
 def dispatch(args: list[str]) -> int:
-    """Parse and run. Raises RltopError for a wrong command line, with the closest match, and KeyboardInterrupt."""
+    """Parse and run. Raises RltopError for a wrong command line, with the closest match."""
     command = typer.main.get_command(app)
     try:
-        result = command.main(args or ["--help"], prog_name="rltop", standalone_mode=False)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
+        # Not `command.main`, which turns interrupts and broken pipes into exit codes of its own.
+        with command.make_context("rltop", args or ["--help"]) as context:
+            result = command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
     except UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "rltop"
         raise RltopError(error.format_message().rstrip("."), where=_below(where), do=f"{where} --help") from None

@@ -117,11 +117,7 @@ def _start(folder: Path) -> tuple[subprocess.Popen[str], int]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        (folder / "sshd_config").write_text(
-            f"ListenAddress 127.0.0.1:{port}\nHostKey {folder / 'host'}\nForceCommand {folder / 'login'}\n"
-            f"AuthorizedKeysFile {folder / 'authorized_keys'}\nPidFile none\nStrictModes no\nUsePAM no\n"
-            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nPrintMotd no\nLogLevel INFO\n"
-        )
+        (folder / "sshd_config").write_text("\n".join(_settings(folder, port)) + "\n")
         process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True
         )
@@ -133,3 +129,19 @@ def _start(folder: Path) -> tuple[subprocess.Popen[str], int]:
         process.wait()
         process.stderr.close()
     raise RuntimeError(f"sshd does not start:\n{said}")
+
+
+def _settings(folder: Path, port: int) -> list[str]:
+    return [
+        f"ListenAddress 127.0.0.1:{port}",
+        f"HostKey {folder / 'host'}",
+        f"AuthorizedKeysFile {folder / 'authorized_keys'}",
+        f"ForceCommand {folder / 'login'}",
+        "PidFile none",
+        "StrictModes no",
+        "UsePAM no",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "PermitRootLogin prohibit-password",
+        "PrintMotd no",
+    ]

@@ -1,0 +1,71 @@
+"""The file of `rltop up`: every mistake names its line and, where there is one, the closest right word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rltop.cli.main import main
+from rltop.config import UpConfig, parse_up
+from rltop.errors import RltopError
+
+FLAGS = ("--num-rollout", "--deterministic", "--lr", "--inject", "--kl-loss-coef")
+
+
+def parse(text: str) -> UpConfig:
+    return parse_up(text, where="up.toml", trainer_flags=FLAGS)
+
+
+def test_flags_become_a_command_line_that_knows_its_lines() -> None:
+    config = parse(
+        '[run]\nname = "tiny-1"\n\n[trainer]\nnum_rollout = 60\ndeterministic = true\nkl-loss-coef = -0.5\n'
+        'inject = ["a", "b@2"]\nsglang_mem_fraction_static = 0.8\n[env]\nOMP_NUM_THREADS = "1"\n'
+    )
+    assert config.name == "tiny-1"
+    assert config.command == ()
+    assert config.flags == (
+        *("--num-rollout", "60", "--deterministic", "--kl-loss-coef", "-0.5"),
+        *("--inject", "a", "--inject", "b@2", "--sglang-mem-fraction-static", "0.8"),
+    )
+    assert config.env == {"OMP_NUM_THREADS": "1"}
+    assert config.lines["--kl-loss-coef"] == 7
+
+
+def test_another_trainer_by_its_command_line() -> None:
+    assert parse('[trainer]\ncommand = ["python", "train.py"]').command == ("python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("[trainer]\nlr = \n", "up.toml:2", "not TOML"),
+        ("[trainer]\nlr = 1\n[runn]\n", "up.toml:3", "table or key 'runn'; did you mean 'run'?"),
+        ("name = 3\n", "up.toml:1", "table or key 'name'"),
+        ('[run]\n\nnmae = "x"\n', "up.toml:3", "key 'nmae' in [run]; did you mean 'name'?"),
+        ("[run]\nname = 3\n", "up.toml:2", "name must be a string"),
+        ("[env]\nA = '1'\n[trainer]\nnum_rolout = 3\n", "up.toml:4", "did you mean 'num_rollout'?"),
+        ("trainer.num_rolout = 3\n", "up.toml:1", "did you mean 'num_rollout'?"),
+        ("[trainer]\nlr = {a = 1}\n", "up.toml:2", "lr must be"),
+        ("[trainer]\nlr = 1\n\n[env]\nX = 3\n", "up.toml:5", 'X must be a string: write "0", not 0'),
+        ("[trainer]\ncommand = 'python'\n", "up.toml:2", "a list of strings"),
+        ("[trainer]\ncommand = ['python']\nlr = 1\n", "up.toml:3", "key 'lr' in [trainer]"),
+        ("[run]\nname = 'x'\n", "up.toml", "there is no trainer to start"),
+        ("", "up.toml", "there is no trainer to start"),
+    ],
+)
+def test_mistakes(text: str, where: str, what: str) -> None:
+    with pytest.raises(RltopError) as raised:
+        parse(text)
+    assert raised.value.where == where
+    assert what in raised.value.what
+    assert raised.value.exit_code == 2
+
+
+def test_what_the_trainer_refuses_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "up.toml"
+    config.write_text("[trainer]\nn_samples_per_prompt = 4\nrollout_batch_size = 4\n\nglobal_batch_size = 5\n")
+    assert main(["up", str(config)]) == 2
+    err = capsys.readouterr().err
+    assert f"{config}:5: --global-batch-size: batch sizes do not divide" in err
+    assert "16 / 5 leaves 1 over" in err

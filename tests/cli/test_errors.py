@@ -1,0 +1,100 @@
+"""A wrong command line is one message on stderr, nothing on stdout, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rltop import __version__
+from rltop.cli.main import main
+from tests.cli.conftest import rltop
+from tests.client.model import ModelDaemon
+from tests.client.router import spec_daemon
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["gte"], "No such command 'gte'. Did you mean 'get'?"),
+        (["attach", "--contrl"], "No such option: --contrl (Possible options: --control"),
+        (["attach", "--fps", "fast"], "--fps"),
+        (["attach", "--fps", "100"], "--fps"),
+        (["attach", "--json"], "--json goes with --once"),
+        (["attach", "--once", "http://x"], "this is not an ssh target"),
+        (["attach"], "the dashboard needs a terminal"),
+        (["attach", "--once"], "no run is alive"),
+        (["attach", "--once", "nosuch"], "there is no run 'nosuch'"),
+        (["attach", "--once", "no/such"], "cannot be the name of a run"),
+        (["attach", "--once", "ssh://-oProxyCommand=id/x"], "no host or user has"),
+        (["get"], "Missing argument 'WHAT'"),
+        (["get", "chekcs"], "did you mean 'checks'?"),
+        (["get", "series"], "series needs metric names"),
+        (["get", "around"], "around needs one step"),
+        (["get", "around", "x"], "'x' is not a step"),
+        (["get", "metrics", "x"], "metrics takes no further words"),
+        (["get", "metrics", "--buckets", "0"], "--buckets"),
+        (["proxy"], "rltop proxy --stdio"),
+        (["proxy", "--stdio", "--role", "root"], "--role"),
+        (["up"], "Missing argument 'CONFIG.toml'"),
+        (["up", "/nosuch.toml"], "can not read the file"),
+        (["down", "nosuch"], "there is no run 'nosuch'"),
+    ],
+)
+def test_a_wrong_command_line(argv: list[str], said: str, runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("rltop: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rltop {__version__}\n"
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "Usage: rltop" in capsys.readouterr().out
+
+
+def test_a_reader_of_stdout_that_leaves_is_no_traceback(runs_dir: Path) -> None:
+    with spec_daemon():
+        command = [sys.executable, "-m", "rltop", "get", "snapshot", "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait(30) == 141
+
+
+def test_an_interrupt_is_130_without_a_traceback(runs_dir: Path) -> None:
+    """Interrupted while it waits for the state, which the daemon does not send before."""
+    started: queue.Queue[int] = queue.Queue()
+
+    def interrupt(model: ModelDaemon) -> None:
+        os.kill(started.get(timeout=30), signal.SIGINT)
+
+    with spec_daemon(fill=interrupt):
+        command = [sys.executable, "-m", "rltop", "get", "snapshot"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.put(process.pid)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_dead_run_is_said(runs_dir: Path) -> None:
+    with spec_daemon():
+        pass
+    ended = rltop("get", "snapshot", "--run", "cedar-1")
+    assert ended.returncode == 2
+    assert "run 'cedar-1' is not running" in ended.stderr

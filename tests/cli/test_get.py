@@ -1,0 +1,126 @@
+"""`get`, `ps`, `attach --once`, `up` and `down` against a real daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltop.cli.main import main
+from rltop.runs import RunInfo, find_run
+from tests.daemon.util import Producer, Viewer, real_daemon
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunInfo]:
+    """A run with ten steps, one of them NaN."""
+    with real_daemon(tmp_path_factory.mktemp("r"), "t-1") as info, Producer(info) as producer:
+        producer.send("run", {"framework": "rltop", "num_rollout": 10})
+        for step in range(10):
+            producer.metrics(step, rollout__raw_reward=step / 10, train__grad_norm=float("nan") if step == 7 else 1.0)
+        viewer = Viewer(info)
+        viewer.hello()
+        viewer.until_state(lambda state: (state.get("metric/train/grad_norm") or {}).get("step") == 9)
+        viewer.close()
+        yield info
+
+
+def get_json(capsys: Capture, *argv: str) -> dict[str, Any]:
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert isinstance(found, dict)
+    assert found["schema"] == 1
+    return found
+
+
+def test_snapshot(run: RunInfo, capsys: Capture) -> None:
+    for argv in (["get", "snapshot"], ["attach", "--once"], ["attach", "--once", "t-1"]):
+        found = get_json(capsys, *argv)
+        assert found["run"] == "t-1"
+        assert found["state"]["run"]["framework"] == "rltop"
+        assert found["state"]["metric/rollout/raw_reward"]["value"] == 0.9
+
+
+def test_the_text_picture(run: RunInfo, capsys: Capture) -> None:
+    assert main(["attach", "--once"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("run t-1  running  rltop")
+    assert "rollout/raw_reward  9" in out
+    assert err == ""
+
+
+def test_metrics(run: RunInfo, capsys: Capture) -> None:
+    assert get_json(capsys, "get", "metrics")["metrics"]["train/grad_norm"]["nan"] == 1
+
+
+def test_series_keep_the_nan(run: RunInfo, capsys: Capture) -> None:
+    series = get_json(capsys, "get", "series", "train/grad_norm", "--lo", "6", "--hi", "8")["series"]["train/grad_norm"]
+    assert series["step"] == [6, 7, 8]
+    assert series["nan"] == [0, 1, 0]
+    assert series["last"] == [1, "NaN", 1]
+    folded = get_json(capsys, "get", "series", "metric/train/grad_norm", "--buckets", "2")["series"]["train/grad_norm"]
+    assert sum(folded["nan"]) == 1
+    assert len(folded["step"]) <= 2
+
+
+def test_a_metric_that_is_not_there_names_the_closest(run: RunInfo, capsys: Capture) -> None:
+    assert main(["get", "series", "train/grad_nrom"]) == 2
+    assert "close ones: train/grad_norm" in capsys.readouterr().err
+
+
+def test_around(run: RunInfo, capsys: Capture) -> None:
+    around = get_json(capsys, "get", "around", "7", "--window", "1")
+    assert around["metrics"]["rollout/raw_reward"]["values"] == pytest.approx({"6": 0.6, "7": 0.7, "8": 0.8})
+    assert around["metrics"]["train/grad_norm"]["values"] == {"6": 1, "7": "NaN", "8": 1}
+    assert main(["get", "around", "7"]) == 0
+    assert "rollout/raw_reward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["checks", "engines", "events"])
+def test_the_rest_answers_in_both_forms(run: RunInfo, capsys: Capture, what: str) -> None:
+    assert isinstance(get_json(capsys, "get", what)[what], list | dict)
+    assert main(["get", what]) == 0
+
+
+def test_ps(run: RunInfo, capsys: Capture) -> None:
+    rows = get_json(capsys, "ps")["runs"]
+    assert [(row["run"], row["state"], row["reward"]) for row in rows] == [("t-1", "running", 0.9)]
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("t-1  running")
+
+
+def test_up_and_down(runs_dir: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        '[run]\nname = "tiny"\n[trainer]\ncommand = ["sh", "-c", "echo $GREETING; exec sleep 1000"]\n'
+        '[env]\nGREETING = "hello"\n'
+    )
+    assert main(["up", str(config)]) == 0
+    out, err = capsys.readouterr()
+    try:
+        assert out == "tiny\n"
+        assert "rltop attach tiny" in err
+        trainer = get_json(capsys, "get", "snapshot", "--run", "tiny")["state"]["trainer"]
+        assert trainer["state"] == "running"
+        assert main(["up", str(config)]) == 2
+        assert "tiny" in capsys.readouterr().err
+    finally:
+        assert main(["down", "tiny"]) == 0
+    assert not find_run("tiny").alive
+    assert not Path(f"/proc/{trainer['pid']}").exists()
+    assert (find_run("tiny").path / "trainer.log").read_text() == "hello\n"
+    assert main(["down", "tiny"]) == 0
+    assert "is not running" in capsys.readouterr().err
+
+
+def test_down_without_a_name_asks_which_when_there_are_several(runs_dir: Path, capsys: Capture) -> None:
+    with real_daemon(runs_dir, "a"), real_daemon(runs_dir, "b"):
+        assert main(["down"]) == 2
+        assert "alive: " in capsys.readouterr().err
+        assert find_run("a").alive
+        assert find_run("b").alive

@@ -1,0 +1,77 @@
+"""`attach --once` and the tables: what a person reads without a dashboard."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rltop.cli.once import picture
+from rltop.cli.output import age, clean, number, plain, table
+from rltop.client import Mirror
+from tests.client.model import ModelDaemon, messages
+from tests.client.router import small_run
+
+
+def mirror_of(daemon: ModelDaemon) -> Mirror:
+    mirror = Mirror()
+    for message in messages(daemon.welcome()):
+        mirror.apply(message)
+    return mirror
+
+
+def test_the_picture_has_header_checks_engines_metrics_and_events() -> None:
+    daemon = ModelDaemon()
+    small_run(daemon)
+    assert picture(mirror_of(daemon)) == [
+        "run cedar-1  running  rltop  full  for 1m40s",
+        "phase train  rollout 3  since 10s (usually 4.5 s)",
+        "backend megatron-core 0.16.1",
+        "stand-in: the engine is rltop's CPU engine, not SGLang",
+        "injected fault: nan-grad@1",
+        "",
+        "check  id            value  threshold  cause",
+        "fail   train.nan     2      0          grad_norm is  [31mNaN at step 3",
+        "pass   kl.on-policy  0      1e-08",
+        "root cause: train.nan",
+        "",
+        "engine  kind  state    running  queued  tok/s  usage  weights  seen",
+        "0       cpu   HEALTHY  4        -       812.5  -      -        1s",
+        "",
+        "metric              step  value  nan",
+        "rollout/raw_reward  3     0.5    0",
+        "train/grad_norm     3     NaN    2",
+        "",
+        "events",
+        "     1 info  log      step 3 done",
+    ]
+
+
+def test_a_run_of_which_nothing_is_known_yet_has_a_picture() -> None:
+    assert picture(mirror_of(ModelDaemon())) == ["run cedar-1  waiting"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (True, "True"), (3, "3"), (0.1 + 0.2, "0.3"), (float("nan"), "NaN"), (float("-inf"), "-inf")],
+)
+def test_numbers(value: Any, text: str) -> None:
+    assert number(value) == text
+
+
+def test_json_has_words_for_what_it_has_no_numbers_for() -> None:
+    value = {"a": [float("nan"), float("inf")], 1: (float("-inf"), b"\x01")}
+    assert json.loads(json.dumps(plain(value), allow_nan=False)) == {"a": ["NaN", "Infinity"], "1": ["-Infinity", "01"]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0s"), (59.9, "59s"), (61, "1m01s"), (7300, "2h01m"), (90000, "1d01h")]
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_text_from_a_run_can_not_command_the_terminal() -> None:
+    assert clean("\x1b]0;owned\x07 red\r\n\u202e") == " ]0;owned  red   "
+    assert table(["a", "b"], [["x\ty", 1]]) == ["a    b", "x y  1"]
