@@ -1,0 +1,343 @@
+"""The Textual app: one timer, one client task, the screens. It shows what the mirror holds and never decides anything.
+
+Failure policy: a lost connection greys the picture and names the age; a client that fails for good is named in the
+header; an error in the dashboard itself restores the terminal and leaves with a traceback, the run does not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from rltop.errors import RltopError
+from rltop.protocol.messages import Rejected
+from rltop.tui.clientlike import ClientLike
+from rltop.tui.keymap import KEYS, PANES, works
+from rltop.tui.model import Clocks, Model
+from rltop.tui.screens.live import LiveScreen
+from rltop.tui.theme import ASCII, DARK, LIGHT, UNICODE, Palette
+
+BUCKETS = 400
+"""Buckets of the first history query: enough for the widest chart, 2 dots per cell."""
+_SERIES_AGAIN_S = 10.0
+"""Least time between two queries that only fill holes between live points."""
+_MESSAGE_S = 5.0
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def local_clocks() -> Clocks:
+    """The clocks of this machine."""
+    return Clocks(time.monotonic, time.time, lambda when: time.strftime("%H:%M:%S", time.localtime(when)))
+
+
+class RltopApp(App[int], inherit_bindings=False):
+    """The dashboard on one client.
+
+    control: offer actions that change the run (the daemon must have given the role too).
+    fps: most repaints per second. ascii_only: no character outside ASCII.
+    started: `time.perf_counter()` before the imports, for the note on how long the first picture took.
+    Exit value: 0, or 130 after Ctrl-C.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "interrupt", show=False, priority=True)]
+
+    def __init__(
+        self,
+        client: ClientLike,
+        *,
+        control: bool = False,
+        fps: float = 2.0,
+        ascii_only: bool = False,
+        started: float | None = None,
+        title: str = "",
+        clocks: Clocks | None = None,
+    ) -> None:
+        # NO_COLOR with a normal theme turns colours into greys that cannot be read; the ansi theme has none to turn.
+        no_color = bool(os.environ.get("NO_COLOR"))
+        super().__init__(ansi_color=True if no_color else None)
+        self.title = title or "rltop"
+        self.animation_level = "none"
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = "ansi-dark" if no_color else DARK.name
+        self._client = client
+        self._glyphs = ASCII if ascii_only else UNICODE
+        self._clocks = clocks or local_clocks()
+        self._fps = min(30.0, max(0.1, fps))
+        self._started = started
+        self.model = Model(client, self._clocks, self._glyphs, control=control)
+        self._palette = Palette(self.current_theme)
+        self.live = LiveScreen(self.model.frame, self._palette, self.perform, ascii_only=ascii_only)
+        self._client_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: set[str] = set()
+        self._asked_at = -1e9
+        self._looked: tuple[float, ...] = ()
+        self._message_until = 0.0
+        self._was_live = False
+        self.first_picture_s: float | None = None
+        """Seconds from `started` to the first frame with data of the run."""
+
+    def get_default_screen(self) -> Screen[None]:
+        return self.live
+
+    # -------------------------------------------------------------- life
+
+    def on_load(self) -> None:
+        # Before the screen exists: the connection is made while Textual starts.
+        self._client_task = asyncio.get_running_loop().create_task(self._client.run(), name="rltop-client")
+        self.spawn(self._first())
+
+    def on_mount(self) -> None:
+        self.set_interval(1 / self._fps, self.tick)
+        self.theme_changed_signal.subscribe(self, self._on_theme)
+        if not self.is_headless:
+            loop = asyncio.get_running_loop()
+            # Without a handler these would leave the terminal in the alternate screen.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self.exit, 128 + number, 128 + number)
+
+    async def on_unmount(self) -> None:
+        for task in (self._client_task, *self._tasks):
+            if task is not None:
+                task.cancel()
+        await self._client.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine beside the screen; its failure is told in the footer."""
+
+        async def told() -> None:
+            try:
+                await work
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                self.say(f"{type(error).__name__}: {error}")
+
+        task = asyncio.get_running_loop().create_task(told())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _first(self) -> None:
+        """The first picture as soon as there is one, not at the next tick of the timer."""
+        while True:
+            try:
+                await self._client.wait_live(timeout=3600.0)
+                break
+            except (RltopError, TimeoutError):
+                await asyncio.sleep(1.0)  # the header says what is wrong; the client keeps trying
+        self.tick()
+
+    # -------------------------------------------------------------- the tick
+
+    def tick(self) -> None:
+        """Take what changed and repaint only that. Everything on the screen happens here or after a key."""
+        dirty: set[str] | None = self.model.pull()
+        if dirty and "epoch" in dirty:
+            self._asked.clear()
+            dirty = None
+        frame = self.model.frame()
+        if not frame.link.lost and frame.link.status == "live":
+            if self.first_picture_s is None and frame.state and self._started is not None:
+                self.first_picture_s = time.perf_counter() - self._started
+            if not self._was_live:
+                self._asked.clear()  # something may have happened while away
+            self._ask_series()
+        self._was_live = frame.link.status == "live"
+        if self.live.message and not self.live.asking and self._clocks.monotonic() > self._message_until:
+            self.live.message = ""
+        if self.live.is_mounted:
+            self.live.paint(set() if self.model.paused else dirty)
+
+    def _ask_series(self) -> None:
+        """History for charts that have none, and again when live points left holes."""
+        keys = self.model.chart_keys()
+        fresh = [key for key in keys if key not in self._asked]
+        now = self._clocks.monotonic()
+        if not fresh and now - self._asked_at > _SERIES_AGAIN_S:
+            fresh = [key for key in keys if key in self.model.histories and self.model.histories[key].holes]
+        if fresh:
+            self._asked.update(fresh)
+            self._asked_at = now
+            self.spawn(self._load(fresh))
+
+    async def _load(self, keys: list[str], lo: float | None = None, hi: float | None = None) -> None:
+        try:
+            answer = await self._client.series(keys, lo, hi, BUCKETS)
+        except (RltopError, TimeoutError):
+            self._asked.difference_update(keys)
+            return
+        self.model.take_series(answer, lo)
+        if self.live.is_mounted:
+            self.live.paint({f"metric/{key}" for key in keys})
+
+    def _look(self) -> None:
+        """After a zoom, a pan or a scroll: fetch what is now in sight and not held."""
+        charts = self.live.charts
+        look = (float(charts.zoom), charts.end)
+        if charts.zoom and look != self._looked:
+            frame = self.model.frame()
+            for axis in ("train/", "rollout/"):
+                keys = [key for key in self.model.chart_keys() if key.startswith(axis) and key in frame.histories]
+                span = charts.range_of(frame.histories[keys[0]]) if keys else None
+                if span is not None:
+                    self.spawn(self._load(keys, *span))
+        self._looked = look
+        view = self.live.events_view
+        if self.live.active == "events" and view.at_start and self.model.oldest_event > 1:
+            self.spawn(self._older())
+
+    async def _older(self) -> None:
+        answer = await self._client.events(hi=self.model.oldest_event - 1, limit=200)
+        if self.model.add_older(answer.events):
+            self.live.paint(None)
+
+    # -------------------------------------------------------------- actions
+
+    def perform(self, action: str) -> None:
+        """Actions that are not the screen's own."""
+        match action:
+            case "quit":
+                self.exit(0)
+            case "interrupt":
+                self.action_interrupt()
+            case "look":
+                self._look()
+            case "help":
+                self._help()
+            case "palette":
+                self._palette_dialog()
+            case "theme":
+                self._choose_theme()
+            case "pause":
+                self.model.resume() if self.model.paused else self.model.pause()
+            case "copy":
+                self._copy()
+            case "screenshot":
+                self._save_picture()
+            case "suspend":
+                self.action_suspend_process()
+            case "note":
+                self.live.ask("note to everybody: ", self._note)
+            case "stop-run":
+                self._confirm_stop()
+
+    def action_interrupt(self) -> None:
+        """Ctrl-C leaves with 130, wherever it is pressed."""
+        self.exit(INTERRUPTED, INTERRUPTED)
+
+    def say(self, text: str) -> None:
+        """A short message in the footer."""
+        self.live.message = self.model.frame().safe(text)
+        self._message_until = self._clocks.monotonic() + _MESSAGE_S
+        if self.live.is_mounted:
+            self.live.paint(None)
+
+    def _help(self) -> None:
+        from rltop.tui.screens.dialogs import HelpDialog
+
+        self.push_screen(HelpDialog(self.live.context, self._palette, self._glyphs), self._after_help)
+
+    def _after_help(self, answer: str | None) -> None:
+        if answer == "interrupt":
+            self.action_interrupt()
+
+    def _palette_dialog(self) -> None:
+        from rltop.tui.screens.dialogs import Choice, PaletteDialog, choices
+
+        context = self.live.context
+        extra = [Choice(f"go:{name}", f"Go to {name}", str(PANES.index(name) + 1)) for name in PANES]
+        offered = choices([key for key in KEYS if works(key, context)], extra)
+        self.push_screen(PaletteDialog(offered, self._palette, self._glyphs), self._chosen)
+
+    def _choose_theme(self) -> None:
+        from rltop.tui.screens.dialogs import Choice, PaletteDialog
+
+        offered = [Choice(f"theme:{name}", name) for name in sorted(self.available_themes)]
+        self.push_screen(PaletteDialog(offered, self._palette, self._glyphs, "Theme"), self._chosen)
+
+    def _chosen(self, value: str | None) -> None:
+        kind, _, name = (value or "").partition(":")
+        match kind:
+            case "do":
+                self.live.action_do(name)
+            case "go":
+                self.live.go(name)
+                self.live.paint(None)
+            case "theme":
+                self.theme = name
+
+    def _on_theme(self, theme: object) -> None:
+        self._palette = Palette(self.current_theme)
+        self.live.paint_with(self._palette)
+
+    def _copy(self) -> None:
+        text = self.live.views[self.live.active].selection(self.model.frame())
+        if not text:
+            return
+        self.copy_to_clipboard(text)
+        lines = text.count("\n") + 1
+        what = f"copied {lines} line{'s' * (lines > 1)} by OSC 52"
+        try:
+            self.say(f"{what}; also in {_keep_copy(text)}")
+        except OSError as error:
+            self.say(f"{what}; no file: {error.strerror}")
+
+    def _save_picture(self) -> None:
+        run = "".join(char if char.isalnum() or char in "-_" else "_" for char in self._client.mirror.run) or "run"
+        name = f"rltop-{run}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(self._clocks.wall()))}.svg"
+        try:
+            self.say(f"saved {self.save_screenshot(name, '.')}")
+        except OSError as error:
+            self.say(f"cannot save {name} here: {error.strerror}")
+
+    def _note(self, text: str | None) -> None:
+        if text and text.strip():
+            self.spawn(self._command("note", args={"text": text.strip()}))
+
+    def _confirm_stop(self) -> None:
+        from rltop.tui.screens.dialogs import ConfirmDialog
+
+        frame = self.model.frame()
+        trainer = frame.state.get("trainer")
+        pid = trainer.get("pid") if isinstance(trainer, dict) else None
+        question = f"Stop the trainer of run {frame.safe(self._client.mirror.run)} (pid {pid})?"
+        details = ["Its engines and the rollouts in flight end with it.", "The daemon stays; the journal is kept."]
+        dialog = ConfirmDialog(question, details, self._palette, self._glyphs)
+        self.push_screen(
+            dialog, lambda yes: self.spawn(self._command("stop-run")) if yes else self.say("nothing was stopped")
+        )
+
+    async def _command(self, name: str, args: dict[str, Any] | None = None) -> None:
+        answer = await self._client.command(name, args=args, reason="dashboard")
+        if isinstance(answer, Rejected):
+            self.say(f"{name} refused: {answer.why} {answer.do}".rstrip())
+        else:
+            self.say(f"{name} accepted")
+
+    def on_app_focus(self, event: events.AppFocus) -> None:
+        """The terminal came back to the front: show the newest at once."""
+        self.tick()
+
+
+def _keep_copy(text: str) -> str:
+    """Write the text where a terminal without OSC 52 can fetch it. Returns the path. Raises OSError."""
+    from platformdirs import user_state_path
+
+    folder = user_state_path("rltop", ensure_exists=True)
+    path = folder / "clipboard.txt"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    return str(path)

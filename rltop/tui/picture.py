@@ -1,0 +1,425 @@
+"""From the mirror's state keys to what the panes show: pure functions, no Textual, no clock.
+
+Failure policy: a key that is missing or malformed shows as unknown (`-`); nothing is invented, nothing raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rltop.tui.clientlike import Status
+
+State = Mapping[str, Any]
+
+QUIET_S = 15.0
+"""Without a record for so long from any source a living daemon is called quiet."""
+DEAD_S = 6.0
+"""Without any frame for so long the way to the daemon is gone; the specification says 5 s, and the client says it first."""
+SLOW_PHASE = 3.0
+"""A phase this many times its median is called slow."""
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def under(state: State, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """(rest of the key, value) of the keys that start with `prefix`, in the order of the table."""
+    return [(key[len(prefix) :], _map(value)) for key, value in state.items() if key.startswith(prefix)]
+
+
+# ---------------------------------------------------------------- header
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Who is watched."""
+
+    name: str
+    framework: str
+    mode: str
+    state: str
+    text: str
+    stand_ins: tuple[str, ...]
+    faults: tuple[str, ...]
+    num_rollout: int | None
+    started: float | None
+    ended: float | None
+
+
+def run_view(state: State, fallback_name: str = "") -> RunView:
+    """The `run` key."""
+    run = _map(state.get("run"))
+    total = run.get("num_rollout")
+    return RunView(
+        name=_text(run.get("name")) or fallback_name,
+        framework=_text(run.get("framework")),
+        mode=_text(run.get("mode")),
+        state=_text(run.get("state")),
+        text=_text(run.get("text")),
+        stand_ins=tuple(map(str, _list(run.get("stand_ins")))),
+        faults=tuple(map(str, _list(run.get("injected_faults")))),
+        num_rollout=total if isinstance(total, int) else None,
+        started=_number(run.get("started")),
+        ended=_number(run.get("ended")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseView:
+    """The phase clock."""
+
+    name: str
+    rollout: int | None
+    elapsed_s: float | None
+    median_s: float | None
+    also: tuple[str, ...]
+    """Other open phases."""
+
+    @property
+    def times_median(self) -> float | None:
+        """How often the median fits into the elapsed time; None without both."""
+        if self.elapsed_s is None or not self.median_s:
+            return None
+        return self.elapsed_s / self.median_s
+
+
+def phase_view(state: State, server_now: float | None) -> PhaseView | None:
+    """The `phase` key; None before the first phase. Elapsed time stops at the end of the run."""
+    phase = _map(state.get("phase"))
+    name = _text(phase.get("name"))
+    if not name:
+        return None
+    since = _number(phase.get("since"))
+    ended = _number(_map(state.get("run")).get("ended"))
+    until = server_now if ended is None else ended
+    rollout = phase.get("rollout_id")
+    return PhaseView(
+        name=name,
+        rollout=rollout if isinstance(rollout, int) else None,
+        elapsed_s=None if since is None or until is None else max(0.0, until - since),
+        median_s=_number(phase.get("median_s")),
+        also=tuple(str(item) for item in _list(phase.get("open")) if item != name),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The connection, as the app knows it at one moment."""
+
+    status: Status
+    age_s: float
+    """Since the last frame of any kind."""
+    problem: str = ""
+    quiet_s: float | None = None
+    """Since the newest record of any source, by the daemon's last tick; None: unknown."""
+    viewers: int = 0
+    lag_ms: float = 0.0
+    paused_s: float | None = None
+
+    @property
+    def lost(self) -> bool:
+        """No sign of life for too long, or the client says so."""
+        return self.status == "lost" or (self.status == "live" and self.age_s > DEAD_S)
+
+    @property
+    def quiet(self) -> bool:
+        """The daemon lives, the run says nothing."""
+        return self.status == "live" and not self.lost and self.quiet_s is not None and self.quiet_s > QUIET_S
+
+
+# ---------------------------------------------------------------- checks
+
+
+@dataclass(frozen=True, slots=True)
+class CheckView:
+    """One verdict."""
+
+    id: str
+    status: str
+    subject: str
+    """`engine 3`, `rank 0`, or empty."""
+    where: str
+    """`rollout 0 step 1`, or empty."""
+    value: Any
+    threshold: Any
+    cause: str
+    evidence: tuple[Mapping[str, Any], ...]
+    advice: tuple[str, ...]
+    confidence: str
+    consequence_of: tuple[str, ...]
+    refs: tuple[str, ...]
+    since: float | None
+    root: bool
+    depth: int = 0
+    """1: folded under its root cause."""
+
+
+_RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
+
+
+def check_views(state: State) -> list[CheckView]:
+    """Verdicts, worst thing first: each root cause with its consequences under it, then the rest by status."""
+    roots = [str(item) for item in _list(_map(state.get("checks")).get("root_causes"))]
+    views = [_check(key, value, roots) for key, value in under(state, "check/")]
+    by_root: dict[str, list[CheckView]] = {}
+    top: list[CheckView] = []
+    known = {view.id for view in views if view.status in ("fail", "warn")}
+    for view in views:
+        parent = next((item for item in view.consequence_of if item in known and item != view.id), None)
+        if parent is None or view.status not in ("fail", "warn"):
+            top.append(view)
+        else:
+            by_root.setdefault(parent, []).append(view)
+
+    def order(view: CheckView) -> tuple[int, int, str]:
+        return _RANK.get(view.status, 5), roots.index(view.id) if view.id in roots else len(roots), view.id
+
+    out: list[CheckView] = []
+    for view in sorted(top, key=order):
+        out.append(view)
+        _fold(view.id, by_root, out)
+    for rest in by_root.values():  # a ring of consequences has no root: show it all the same
+        out.extend(rest)
+    return out
+
+
+def _fold(root: str, by_root: dict[str, list[CheckView]], out: list[CheckView]) -> None:
+    for child in sorted(by_root.pop(root, ()), key=lambda view: _RANK.get(view.status, 5)):
+        out.append(_deeper(child))
+        _fold(child.id, by_root, out)
+
+
+def _deeper(view: CheckView) -> CheckView:
+    return replace(view, depth=1, root=False)
+
+
+def _check(key: str, value: Mapping[str, Any], roots: list[str]) -> CheckView:
+    name = _text(value.get("id")) or key
+    subject = " ".join(f"{what} {value[what]}" for what in ("engine", "rank") if value.get(what) is not None)
+    where = " ".join(f"{what} {value[what]}" for what in ("rollout", "step") if value.get(what) is not None)
+    status = _text(value.get("status"))
+    return CheckView(
+        id=name,
+        status=status if status in _RANK else "skip",
+        subject=subject,
+        where=where,
+        value=value.get("value"),
+        threshold=value.get("threshold"),
+        cause=_text(value.get("cause")),
+        evidence=tuple(_map(item) for item in _list(value.get("evidence"))),
+        advice=tuple(map(str, _list(value.get("advice")))),
+        confidence=_text(value.get("confidence")),
+        consequence_of=tuple(map(str, _list(value.get("consequence_of")))),
+        refs=tuple(map(str, _list(value.get("refs")))),
+        since=_number(value.get("since")),
+        root=name in roots,
+    )
+
+
+def check_counts(views: Iterable[CheckView]) -> dict[str, int]:
+    """How many verdicts have each status, worst first, zeros left out."""
+    counts = dict.fromkeys(_RANK, 0)
+    for view in views:
+        counts[view.status] += 1
+    return {status: count for status, count in counts.items() if count}
+
+
+# ---------------------------------------------------------------- engines
+
+_UNWELL = (
+    "CRASHED",
+    "LOST",
+    "QUARANTINED",
+    "BACKOFF",
+    "SUSPECT",
+    "RECLAIMING",
+    "STOPPING",
+    "DRAINING",
+    "STALE",
+    "STOPPED",
+)
+_STARTING = ("LAUNCHING", "LOADING", "CAPTURING", "WARMING", "OFFLOADED")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One engine. None = unknown."""
+
+    id: str
+    kind: str
+    """`SGLang`, `CPU engine` (a stand-in) or what the run calls it."""
+    state: str
+    generation: int | None
+    weights: str
+    old: bool
+    """Its weights are not the newest ones."""
+    running: float | None
+    queued: float | None
+    tokens_per_s: float | None
+    kv: float | None
+    """Share of the KV cache in use, 0..1."""
+    graph: bool | None
+    accept: float | None
+    """Mean accepted length of speculative decoding."""
+    seen: float | None
+    """Server time of the last good scrape."""
+    error: str
+    url: str
+    pid: int | None
+    host: str
+    version: str
+    model_path: str
+    log: str
+
+    @property
+    def trouble(self) -> int:
+        """0 = unwell, 1 = starting, 2 = needs a look (old weights, scrape error), 3 = well."""
+        word = self.state.split("(")[0].upper()
+        if word in _UNWELL[:8]:
+            return 0
+        if word in _STARTING or word in _UNWELL:
+            return 1
+        return 2 if self.old or self.error else 3
+
+
+def newest_weights(state: State) -> str:
+    """The weight version every engine should hold; empty when nothing was synced yet."""
+    return _text(_map(state.get("weights")).get("version"))
+
+
+def engine_views(state: State) -> list[EngineView]:
+    """The `engine/*` keys, by id (numbers as numbers)."""
+    newest = newest_weights(state)
+    views = [_engine(key, value, newest) for key, value in under(state, "engine/")]
+    return sorted(views, key=lambda view: natural(view.id))
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key in which `e10` comes after `e9`."""
+    parts: list[tuple[int, int, str]] = []
+    digits = ""
+    for char in text + "\0":
+        if char.isdecimal() and char.isascii():
+            digits += char
+            continue
+        if digits:
+            parts.append((0, int(digits), ""))
+            digits = ""
+        if char != "\0":
+            parts.append((1, 0, char))
+    return tuple(parts)
+
+
+def _engine(key: str, value: Mapping[str, Any], newest: str) -> EngineView:
+    kind = _text(value.get("kind"))
+    weights = _text(value.get("weight_version"))
+    generation, pid, graph = value.get("generation"), value.get("pid"), value.get("cuda_graph")
+    return EngineView(
+        id=_text(value.get("id")) or key,
+        kind={"cpu": "CPU engine", "sglang": "SGLang"}.get(kind, kind),
+        state=_text(value.get("state")).upper(),
+        generation=generation if isinstance(generation, int) else None,
+        weights=weights,
+        old=bool(newest and weights and weights != newest),
+        running=_number(value.get("running")),
+        queued=_number(value.get("queued")),
+        tokens_per_s=_number(value.get("tokens_per_s")),
+        kv=_number(value.get("token_usage")),
+        graph=bool(graph) if isinstance(graph, bool | int | float) else None,
+        accept=_number(value.get("spec_accept_length")),
+        seen=_number(value.get("seen")),
+        error=_text(value.get("error")),
+        url=_text(value.get("url")),
+        pid=pid if isinstance(pid, int) and pid > 0 else None,
+        host=_text(value.get("host")),
+        version=_text(value.get("version")),
+        model_path=_text(value.get("model_path")),
+        log=_text(value.get("log")),
+    )
+
+
+# ---------------------------------------------------------------- charts
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSpec:
+    """What one chart shows: the first of `keys` that the run reports; `check` gives its threshold and its colour."""
+
+    title: str
+    keys: tuple[str, ...]
+    check: str = ""
+    unit: str = ""
+    healthy: str = ""
+    """What a healthy value is, for the help screen."""
+
+
+CHARTS: tuple[ChartSpec, ...] = (
+    ChartSpec(
+        "reward",
+        ("rollout/raw_reward", "rollout/rewards"),
+        healthy="rises, with noise; flat from the start: nothing is learned",
+    ),
+    ChartSpec(
+        "KL",
+        ("train/kl_loss", "train/ppo_kl", "rollout/kl"),
+        healthy="exactly 0 at the first step, then a slow rise",
+    ),
+    ChartSpec(
+        "grad_norm",
+        ("train/grad_norm",),
+        "train.grad-high",
+        healthy="below about 1 and steady; single spikes are data, growth is not",
+    ),
+    ChartSpec(
+        "response length",
+        ("rollout/response_len/mean", "rollout/response_lengths"),
+        unit="tok",
+        healthy="moves slowly; at the limit: responses are cut off",
+    ),
+    ChartSpec(
+        "log-prob gap",
+        ("train/train_rollout_logprob_abs_diff",),
+        "logprob.train-rollout",
+        healthy="small and flat (below 0.01 in fp32, 0.05 in bf16); a jump at a weight sync: the sync is wrong",
+    ),
+    ChartSpec(
+        "entropy", ("train/entropy_loss", "rollout/entropy"), healthy="falls slowly; near 0: the policy has collapsed"
+    ),
+)
+
+
+def chart_key(spec: ChartSpec, state: State) -> str | None:
+    """Which metric the chart shows now."""
+    return next((key for key in spec.keys if f"metric/{key}" in state), None)
+
+
+def threshold(spec: ChartSpec, state: State) -> float | None:
+    """The number that the chart's check compares with, when it is one positive number."""
+    if not spec.check:
+        return None
+    limit = _map(state.get(f"check/{spec.check}")).get("threshold")
+    if isinstance(limit, Mapping):
+        limit = limit.get("warn", limit.get("fail", limit.get("max")))
+    number = _number(limit)
+    return number if number is not None and math.isfinite(number) and number > 0 else None
+
+
+def check_status(spec: ChartSpec, state: State) -> str:
+    """Status of the chart's check, empty without one."""
+    return _text(_map(state.get(f"check/{spec.check}")).get("status")) if spec.check else ""

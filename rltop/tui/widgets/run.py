@@ -1,0 +1,158 @@
+"""Everything else that is known of the run: facts, weight sync, sources and their losses, operations, arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rltop.tui.picture import under
+from rltop.tui.rows import Row, extend, restyle
+from rltop.tui.text import age, plain, wrap
+from rltop.tui.view import Frame, Picker, matches
+
+_LABEL_CELLS = 22
+_Fact = tuple[str, str, str]
+"""(label, text, style)"""
+
+
+@dataclass(slots=True)
+class RunFactsView:
+    """A list of labelled facts."""
+
+    name: str = "run"
+    title: str = "Run"
+    filter: str = ""
+    picker: Picker = field(default_factory=Picker)
+
+    def uses(self, key: str) -> bool:
+        return key in ("run", "weights", "trainer") or key.startswith(("source/", "op/", "metric/perf/"))
+
+    def badge(self, frame: Frame) -> Row:
+        lost = sum(_losses(value) for _, value in under(frame.state, "source/"))
+        return ((f"{frame.glyphs.warn}{lost}", "warn"),) if lost else ()
+
+    def summary(self, frame: Frame) -> Row:
+        count = len(self._facts(frame))
+        return ((self.picker.position(count) or f"{count} facts", "dim"),)
+
+    def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        facts = self._facts(frame)
+        if not facts:
+            return [(("  nothing matches the filter" if self.filter else "  nothing is known yet", "dim"),)]
+        lines = [_lines(fact, width) for fact in facts]
+
+        def rows(index: int, selected: bool) -> list[Row]:
+            if selected and focused and self.picker.key is not None:
+                return [restyle(extend(row, width), "+sel") for row in lines[index]]
+            return lines[index]
+
+        return self.picker.draw(_keys(facts), height, lambda index: len(lines[index]), rows)
+
+    def act(self, action: str, frame: Frame) -> bool:
+        return self.picker.move(action, _keys(self._facts(frame)))
+
+    def click(self, x: int, y: int, frame: Frame) -> None:
+        self.picker.click(y, _keys(self._facts(frame)))
+
+    def selection(self, frame: Frame) -> str:
+        facts = self._facts(frame)
+        return "\t".join(facts[self.picker.index(_keys(facts))][:2]) if facts else ""
+
+    def _facts(self, frame: Frame) -> list[_Fact]:
+        facts = [(frame.safe(label), frame.safe(text), style) for label, text, style in _all(frame) if text]
+        return [fact for fact in facts if matches(f"{fact[0]} {fact[1]}", self.filter)] if self.filter else facts
+
+
+def _keys(facts: list[_Fact]) -> list[str]:
+    seen: dict[str, int] = {}
+    out = []
+    for label, _, _ in facts:
+        seen[label] = seen.get(label, 0) + 1
+        out.append(f"{label}#{seen[label]}")
+    return out
+
+
+def _lines(fact: _Fact, width: int) -> list[Row]:
+    label, text, style = fact
+    pieces = wrap(text, max(10, width - _LABEL_CELLS - 2))
+    heads = [f" {label[: _LABEL_CELLS - 1]:<{_LABEL_CELLS}} "] + [" " * (_LABEL_CELLS + 2)] * (len(pieces) - 1)
+    return [((head, "dim"), (piece, style)) for head, piece in zip(heads, pieces, strict=True)]
+
+
+def _losses(source: Mapping[str, Any]) -> int:
+    return sum(int(source[name]) for name in ("lost", "dropped") if isinstance(source.get(name), int))
+
+
+def _all(frame: Frame) -> Iterator[_Fact]:
+    """Most wanted first."""
+    run = frame.state.get("run")
+    run = run if isinstance(run, Mapping) else {}
+    for name in run.get("injected_faults") or ():
+        yield "injected fault", str(name), "warn"
+    for name in run.get("stand_ins") or ():
+        yield "stand-in", str(name), "accent"
+    for label, key in (
+        ("backend", "backend"),
+        ("ended with", "text"),
+        ("rollouts", "num_rollout"),
+        ("first rollout", "start_rollout_id"),
+    ):
+        if run.get(key) not in (None, ""):
+            yield label, plain(run[key]), "text"
+    if "fresh_start" in run:
+        yield "fresh start", plain(run["fresh_start"]), "text"
+    yield from _times(frame)
+    yield from _weights(frame)
+    yield from _sources(frame)
+    for _, op in under(frame.state, "op/"):
+        words = [op.get(name) for name in ("name", "target", "state", "stage", "text")] + ["by", op.get("who")]
+        told = [str(word) for word in words if word]
+        yield "operation", " ".join(told), "warn" if op.get("state") == "failed" else "text"
+    trainer = frame.state.get("trainer")
+    if isinstance(trainer, Mapping):
+        known = {key: value for key, value in trainer.items() if value not in (None, "")}
+        yield "trainer process", plain(known), "text"
+    args = run.get("args")
+    if isinstance(args, Mapping):
+        for key in sorted(args, key=str):
+            yield f"--{str(key).replace('_', '-')}", plain(args[key]), "text"
+
+
+def _times(frame: Frame) -> Iterator[_Fact]:
+    """Where a step's time goes."""
+    parts = []
+    for key, value in under(frame.state, "metric/perf/"):
+        number = value.get("value")
+        if isinstance(number, int | float):
+            parts.append(f"{key.removesuffix('_time')} {age(number) if key.endswith('_time') else plain(number)}")
+    if parts:
+        yield "last step", ", ".join(parts), "text"
+
+
+def _weights(frame: Frame) -> Iterator[_Fact]:
+    weights = frame.state.get("weights")
+    if not isinstance(weights, Mapping):
+        return
+    ok = weights.get("ok") is not False
+    elapsed = weights.get("elapsed_s")
+    told = [f"version {weights.get('version')}", "ok" if ok else "FAILED"]
+    told += [f"over {weights.get('transport')}"] if weights.get("transport") else []
+    told += [f"in {age(elapsed)}"] if isinstance(elapsed, int | float) else []
+    told += [f"digest {str(weights.get('digest'))[:16]}"] if weights.get("digest") else []
+    yield "weight sync", ", ".join(told), "text" if ok else "bad"
+    engines = weights.get("engines")
+    for name, answer in engines.items() if isinstance(engines, Mapping) else ():
+        if isinstance(answer, Mapping) and not answer.get("ok", True):
+            yield f"  engine {name}", f"not synced: {answer.get('message', '')}", "bad"
+
+
+def _sources(frame: Frame) -> Iterator[_Fact]:
+    for name, source in under(frame.state, "source/"):
+        last = source.get("last")
+        since = frame.since(float(last)) if isinstance(last, int | float) else None
+        lost = _losses(source)
+        text = f"{plain(source.get('records'))} records" + (f", {lost} lost" if lost else ", none lost")
+        text += f", last {age(since)} ago" if since is not None else ""
+        text += f", pid {source.get('pid')} on {source.get('host')}" if source.get("pid") else ""
+        yield f"source {name}", text, "warn" if lost else "text"

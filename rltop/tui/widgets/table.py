@@ -1,0 +1,263 @@
+"""The engine table. Unwell engines first; columns that do not fit are left out whole and named in the title."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rltop.tui.picture import EngineView, engine_views, natural, newest_weights
+from rltop.tui.rows import Row, Span, extend, restyle
+from rltop.tui.text import age, coarse_age, fit_middle, num, pad, wrap
+from rltop.tui.view import Frame, Picker, matches
+
+_BAR = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. rank: kept longest when 0. widest: grows up to this on wide screens."""
+
+    head: str
+    width: int
+    rank: int
+    cell: Callable[[EngineView, Frame, int], Span]
+    right: bool = False
+    widest: int = 0
+
+
+def _state(view: EngineView, frame: Frame, width: int) -> Span:
+    glyphs = frame.glyphs
+    word = frame.safe(view.state) or "unknown"
+    match view.trouble:
+        case 0:
+            return f"{glyphs.fail} {word}", "bad"
+        case 1:
+            return f"{glyphs.wait} {word}", "warn"
+        case 2 if view.error:
+            return f"{glyphs.warn} {word}", "warn"
+        case _ if view.state == "HEALTHY":
+            return f"{glyphs.live} {word.lower()}", "ok"
+        case _:
+            return f"{glyphs.dot} {word.lower()}", "text"
+
+
+def _weights(view: EngineView, frame: Frame, width: int) -> Span:
+    if view.old:
+        return f"{fit_middle(frame.safe(view.weights), width - 4, mark=frame.glyphs.cut)} OLD", "warn"
+    return fit_middle(frame.safe(view.weights) or "-", width, mark=frame.glyphs.cut), "text"
+
+
+def _kv(view: EngineView, frame: Frame, width: int) -> Span:
+    if view.kv is None:
+        return "-", "dim"
+    share = min(1.0, max(0.0, view.kv))
+    style = "warn" if share > 0.9 else "text"
+    text = f"{share * 100:3.0f}%"
+    if width < 5 + _BAR:
+        return text, style
+    full = round(share * _BAR)
+    return f"{text} {frame.glyphs.full * full}{frame.glyphs.empty * (_BAR - full)}", style
+
+
+def _count(value: float | None) -> Span:
+    return (num(value), "text") if value else ("0" if value == 0 else "-", "dim")
+
+
+def _queued(view: EngineView, frame: Frame, width: int) -> Span:
+    text, style = _count(view.queued)
+    return text, "warn" if view.queued and view.running and view.queued > 4 * view.running else style
+
+
+def _graph(view: EngineView, frame: Frame, width: int) -> Span:
+    return ("-", "dim") if view.graph is None else ("on", "text") if view.graph else ("off", "warn")
+
+
+def _age(view: EngineView, frame: Frame, width: int) -> Span:
+    since = frame.since(view.seen)
+    if since is None:
+        return "-", "dim"
+    return coarse_age(since), "warn" if since > 30 else "text" if since > 3 else "dim"
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("id", 4, 0, lambda v, f, w: (fit_middle(f.safe(v.id), w, mark=f.glyphs.cut), "strong"), widest=16),
+    Column("state", 13, 0, _state),
+    Column("weights", 9, 0, _weights, widest=16),
+    Column("run", 4, 0, lambda v, f, w: _count(v.running), right=True),
+    Column("queue", 5, 0, _queued, right=True),
+    Column("tok/s", 6, 0, lambda v, f, w: _count(v.tokens_per_s), right=True),
+    Column("KV use", 6, 0, _kv, right=True, widest=5 + _BAR),
+    Column("seen", 4, 1, _age, right=True),
+    Column("kind", 10, 1, lambda v, f, w: (f.safe(v.kind) or "-", "dim" if v.kind == "SGLang" else "accent")),
+    Column("graph", 5, 2, _graph),
+    Column(
+        "accept", 6, 3, lambda v, f, w: ("-", "dim") if v.accept is None else (f"{v.accept:.2f}", "text"), right=True
+    ),
+    Column("gen", 3, 4, lambda v, f, w: ("-" if v.generation is None else str(v.generation), "dim"), right=True),
+    Column("host", 8, 5, lambda v, f, w: (fit_middle(f.safe(v.host) or "-", w, mark=f.glyphs.cut), "dim"), widest=24),
+    Column("version", 8, 6, lambda v, f, w: (f.safe(v.version) or "-", "dim"), widest=14),
+)
+SORTS: tuple[tuple[str, Callable[[EngineView], tuple[object, ...]]], ...] = (
+    ("worst first", lambda view: (view.trouble, natural(view.id))),
+    ("id", lambda view: (natural(view.id),)),
+    ("tok/s", lambda view: (-(view.tokens_per_s or 0.0), natural(view.id))),
+    ("KV use", lambda view: (-(view.kv or 0.0), natural(view.id))),
+    ("queue", lambda view: (-(view.queued or 0.0), natural(view.id))),
+    ("seen", lambda view: (view.seen if view.seen is not None else 0.0, natural(view.id))),
+)
+_SEP = "  "
+
+
+def fit_columns(width: int) -> list[tuple[Column, int]]:
+    """The columns that fit into `width` cells, in their order, with their widths; the least ranked go first."""
+    chosen = list(COLUMNS)
+
+    def need() -> int:
+        return 1 + sum(column.width for column in chosen) + len(_SEP) * (len(chosen) - 1)
+
+    while need() > width and len(chosen) > 1:
+        last = max(chosen, key=lambda column: (column.rank, COLUMNS.index(column)))
+        chosen.remove(last)
+    spare = width - need()
+    out: list[tuple[Column, int]] = []
+    for column in chosen:
+        more = min(spare, max(0, column.widest - column.width))
+        spare -= more
+        out.append((column, column.width + more))
+    return out
+
+
+@dataclass(slots=True)
+class EnginesView:
+    """Rows of engines; the selected one can be opened for everything else that is known of it."""
+
+    name: str = "engines"
+    title: str = "Engines"
+    filter: str = ""
+    picker: Picker = field(default_factory=Picker)
+    sort: int = 0
+    opened: str | None = None
+    hidden: tuple[str, ...] = ()
+    """Heads of the columns that did not fit when last drawn."""
+
+    def uses(self, key: str) -> bool:
+        return key.startswith("engine/") or key == "weights"
+
+    def badge(self, frame: Frame) -> Row:
+        unwell = sum(view.trouble == 0 for view in engine_views(frame.state))
+        return ((f"{frame.glyphs.fail}{unwell}", "bad"),) if unwell else ()
+
+    def summary(self, frame: Frame) -> Row:
+        views = engine_views(frame.state)
+        if not views:
+            return ()
+        dot = f" {frame.glyphs.dot} "
+        healthy = sum(view.state == "HEALTHY" for view in views)
+        row: list[Span] = [(f"{healthy}/{len(views)} healthy", "ok" if healthy == len(views) else "warn")]
+        rates = [view.tokens_per_s for view in views if view.tokens_per_s is not None]
+        if rates:
+            row.append((f"{dot}{num(sum(rates))} tok/s", "text"))
+        if newest_weights(frame.state):
+            old = sum(view.old for view in views)
+            newest = fit_middle(frame.safe(newest_weights(frame.state)), 12, mark=frame.glyphs.cut)
+            row.append((f"{dot}weights {newest}" + (f", {old} old" if old else ""), "warn" if old else "dim"))
+        if self.sort:
+            row.append((f"{dot}by {SORTS[self.sort][0]}", "accent"))
+        if self.hidden:
+            row.append((f"{dot}+{len(self.hidden)} columns: enter", "faint"))
+        position = self.picker.position(len(self._views(frame)))
+        return (*row, (f"{dot}{position}", "dim")) if position else tuple(row)
+
+    def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        views = self._views(frame)
+        if not views:
+            return [((("  no engine matches the filter" if self.filter else "  no engines yet"), "dim"),)]
+        fitted = fit_columns(width)
+        used = [column for column, _ in fitted]
+        self.hidden = tuple(column.head for column in COLUMNS if column not in used and column.rank < 5)
+        head: Row = ((" ", "faint"), *_line([(column.head, "faint") for column in used], fitted))
+        keys = [view.id for view in views]
+
+        def rows(index: int, selected: bool) -> list[Row]:
+            view = views[index]
+            row: Row = ((" ", "text"), *_line([column.cell(view, frame, size) for column, size in fitted], fitted))
+            if selected and focused:
+                row = restyle(extend(row, width), "+sel")
+            return [row, *self._detail(view, frame, width)]
+
+        return [
+            head,
+            *self.picker.draw(keys, height - 1, lambda i: 1 + len(self._detail(views[i], frame, width)), rows),
+        ]
+
+    def _detail(self, view: EngineView, frame: Frame, width: int) -> list[Row]:
+        if view.id != self.opened:
+            return []
+        facts = {
+            "kind": view.kind + (" (a stand-in, not SGLang)" if view.kind == "CPU engine" else ""),
+            "address": view.url,
+            "process": f"pid {view.pid or '?'} on {view.host or '?'}, generation {view.generation or '?'}",
+            "version": view.version,
+            "model": view.model_path,
+            "CUDA graph": "" if view.graph is None else "on" if view.graph else "off",
+            "accept len": "" if view.accept is None else num(view.accept),
+            "log": view.log,
+            "last seen": age(since) + " ago" if (since := frame.since(view.seen)) is not None else "never",
+            "error": view.error,
+        }
+        out: list[Row] = []
+        for label, text in facts.items():
+            for piece in wrap(frame.safe(text), max(10, width - 15)) if text else ():
+                out.append(((f"{label:>13}  ", "faint"), (piece, "warn" if label == "error" else "text")))
+                label = ""
+        return out
+
+    def act(self, action: str, frame: Frame) -> bool:
+        keys = [view.id for view in self._views(frame)]
+        match action:
+            case "sort":
+                self.sort = (self.sort + 1) % len(SORTS)
+                self.picker.key = None
+            case "open" if keys:
+                key = self.picker.key = keys[self.picker.index(keys)]
+                self.opened = None if self.opened == key else key
+            case _:
+                return self.picker.move(action, keys)
+        return True
+
+    def click(self, x: int, y: int, frame: Frame) -> None:
+        self.picker.click(y - 1, [view.id for view in self._views(frame)])
+
+    def selection(self, frame: Frame) -> str:
+        views = self._views(frame)
+        if not views:
+            return ""
+        view = views[self.picker.index([item.id for item in views])]
+        cells_of = [f"{column.head}={column.cell(view, frame, 40)[0].strip()}" for column in COLUMNS]
+        return "\n".join(
+            [" ".join(cells_of), f"url={view.url} pid={view.pid} log={view.log}", *([view.error] if view.error else [])]
+        )
+
+    def _views(self, frame: Frame) -> list[EngineView]:
+        views = engine_views(frame.state)
+        if self.filter:
+            views = [
+                v
+                for v in views
+                if matches(f"{v.id} {v.kind} {v.state} {v.host} {v.weights} {'old' * v.old}", self.filter)
+            ]
+        return sorted(views, key=SORTS[self.sort][1])
+
+
+def _line(texts: Sequence[Span], fitted: Sequence[tuple[Column, int]]) -> list[Span]:
+    """Cells in their widths. Neighbours of one style share a span: fewer bytes to paint."""
+    out: list[Span] = []
+    for index, ((text, style), (column, width)) in enumerate(zip(texts, fitted, strict=True)):
+        piece = pad(text, width, right=column.right)
+        if index:
+            piece = _SEP + piece
+        if out and out[-1][1] == style:
+            out[-1] = (out[-1][0] + piece, style)
+        else:
+            out.append((piece, style))
+    return out

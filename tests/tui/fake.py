@@ -1,0 +1,148 @@
+"""A client without a wire. It does what a test tells it, and time is what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rltop.protocol.messages import Accepted, EventsAnswer, Rejected, Tick
+from rltop.tui.model import Clocks
+
+NOW = 1_760_000_000.0
+"""Server time of every scene, 2025-10-09 08:53:20 UTC."""
+
+
+@dataclass(slots=True)
+class FakeSeries:
+    step: array[float]
+    lo: array[float]
+    hi: array[float]
+    last: array[float]
+    nan: array[int]
+
+
+def series(values: Sequence[float], first: int = 0) -> FakeSeries:
+    """One bucket per value, as the daemon answers a short history."""
+    finite = [value if math.isfinite(value) else math.nan for value in values]
+    steps = array("d", range(first, first + len(values)))
+    column = array("f", finite)
+    return FakeSeries(steps, column, column, column, array("I", [not math.isfinite(v) for v in values]))
+
+
+@dataclass(slots=True)
+class FakeMirror:
+    state: dict[str, Any] = field(default_factory=dict)
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=2000))
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    tick: Tick | None = None
+    server_time: float = 0.0
+    run: str = "night-shift"
+    epoch: str = "e1"
+    role: str = "view"
+    dirty: set[str] = field(default_factory=set)
+
+    def take_dirty(self) -> set[str]:
+        dirty, self.dirty = self.dirty, set()
+        return dirty
+
+
+class FakeClient:
+    """Does what a test tells it. `now` is the monotonic clock of everybody."""
+
+    def __init__(self) -> None:
+        self.mirror = FakeMirror()
+        self.status: Literal["connecting", "live", "lost"] = "connecting"
+        self.since = 0.0
+        self.problem = ""
+        self.now = 1000.0
+        self.history: dict[str, FakeSeries] = {}
+        self.old_events: list[dict[str, Any]] = []
+        self.sent: list[tuple[str, str, dict[str, Any]]] = []
+        self.answer: Accepted | Rejected = Accepted(op="op1")
+        self.queries: list[tuple[tuple[str, ...], float | None, float | None]] = []
+        self.closed = False
+        self.body: Callable[[], Awaitable[object]] = lambda: asyncio.Event().wait()
+        """What `run` does."""
+        self.after: Callable[[], object] = lambda: None
+        """What a scene does once its first picture is on the screen."""
+        self._live = asyncio.Event()
+
+    @property
+    def clocks(self) -> Clocks:
+        """Clocks that stand still until the test moves `now`; stamps in UTC."""
+        return Clocks(lambda: self.now, lambda: NOW, stamp)
+
+    # ---- what a test does
+
+    def put(self, key: str, value: Any) -> None:
+        self.mirror.state[key] = value
+        self.mirror.dirty.add(key)
+
+    def metric(self, name: str, step: int, value: float, nan: int = 0) -> None:
+        self.put(
+            f"metric/{name}",
+            {"step": step, "value": value, "t": NOW, "axis": "rollout", "rollout_id": step, "nan": nan},
+        )
+
+    def event(self, text: str, *, level: str = "info", kind: str = "log", **more: Any) -> None:
+        seq = self.mirror.events[-1]["eseq"] + 1 if self.mirror.events else 1
+        self.mirror.events.append(
+            {
+                "eseq": seq,
+                "t": NOW - 300 + seq,
+                "kind": kind,
+                "level": level,
+                "text": text,
+                "source": "trainer/0",
+                **more,
+            }
+        )
+
+    def connect(self, *, ages: dict[str, float] | None = None, viewers: int = 1) -> None:
+        self.status, self.since, self.problem = "live", self.now, ""
+        self.mirror.tick = Tick(time=NOW, lag_ms=1.0, ages=ages or {"trainer/0": 0.2}, viewers=viewers)
+        self.mirror.server_time = NOW
+        self._live.set()
+
+    def lose(self, problem: str = "connection refused") -> None:
+        self.status, self.problem = "lost", problem
+        self._live.clear()
+
+    # ---- what the dashboard calls
+
+    async def run(self) -> None:
+        await self.body()
+
+    async def wait_live(self, timeout: float) -> None:  # noqa: ASYNC109 - the client's interface
+        await asyncio.wait_for(self._live.wait(), timeout)
+
+    async def series(
+        self, keys: Sequence[str], lo: float | None = None, hi: float | None = None, buckets: int = 200
+    ) -> dict[str, FakeSeries]:
+        self.queries.append((tuple(keys), lo, hi))
+        return {key: self.history[key] for key in keys if key in self.history}
+
+    async def events(self, **query: Any) -> EventsAnswer:
+        hi = query.get("hi")
+        found = [event for event in self.old_events if hi is None or event["eseq"] <= hi]
+        return EventsAnswer(found[-query.get("limit", 200) :])
+
+    async def command(
+        self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any
+    ) -> Accepted | Rejected:
+        self.sent.append((name, target, args or {}))
+        return self.answer
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def stamp(when: float) -> str:
+    """`HH:MM:SS` in UTC."""
+    seconds = int(when) % 86400
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
