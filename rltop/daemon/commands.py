@@ -135,6 +135,13 @@ class Commands:
     def _plan(self, command: Command) -> Plan | Rejected:
         if command.if_epoch and command.if_epoch != self._epoch:
             return Rejected("stale-epoch", "the daemon was restarted since you looked", "look again, then repeat")
+        if command.if_gen is not None:
+            engine = self._core.table.get(f"engine/{command.target}")
+            if engine is None:
+                return Rejected("bad-args", f"if_gen is for engines; there is no engine {command.target[:80]!r}")
+            if engine["generation"] != command.if_gen:
+                why = f"engine {command.target} is at generation {engine['generation']}, not {command.if_gen}"
+                return Rejected("stale-generation", why, "look again, then repeat")
         match command.name:
             case "note":
                 return self._plan_note(command)

@@ -16,7 +16,7 @@ from rltop.protocol.messages import BODIES, PROTO_MAX, PROTO_MIN, Header
 
 MAGIC = b"RL1"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Largest sum of frames in one message; a peer that sends more is cut off."""
+"""Largest sum of frames in one message. A larger frame costs its sender the connection."""
 STDIO_MAGIC = b"\n\x00RLTOP-STDIO 1\n"
 """First bytes of `rltop proxy --stdio`. Everything before it was printed by a chatty shell profile."""
 
@@ -70,6 +70,8 @@ def decode(frames: Sequence[bytes]) -> Message:
     """
     if len(frames) < 3 or bytes(frames[0]) != MAGIC:
         raise WireError("malformed", f"expected [{MAGIC!r}, header, body, ...], got {len(frames)} frames")
+    if (total := sum(map(len, frames))) > MAX_MESSAGE_BYTES:
+        raise WireError("malformed", f"message of {total} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     try:
         header = _header.decode(frames[1])
     except (msgspec.DecodeError, RecursionError) as error:

@@ -243,10 +243,11 @@ class Snap(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What changed since the last frame that this client acknowledged."""
+    """What changed since the last frame sent in this session (the first of a resumed one: since what `hello` named)."""
 
     ver: int
     eseq: int
+    """Sequence of the last event that this frame accounts for; there may be newer ones in the next frame."""
     set: dict[str, Any] = {}
     gone: list[str] = []
     events: list[dict[str, Any]] = []
@@ -255,7 +256,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """Client took the frame with this per-client sequence: one more credit."""
+    """Client took every frame up to this per-client sequence."""
 
     seq: int
 
@@ -279,6 +280,7 @@ class SeriesQuery(msgspec.Struct, frozen=True):
     """History of metrics, bucketed."""
 
     keys: list[str]
+    """Names as in the state keys, without `metric/`. At most 500."""
     lo: float | None = None
     """First step, None = the oldest."""
     hi: float | None = None
@@ -297,7 +299,7 @@ class SeriesAnswer(msgspec.Struct, frozen=True):
 
 
 class EventsQuery(msgspec.Struct, frozen=True):
-    """A page of the event log by event sequence, newest `limit` first to be cut off."""
+    """A page of the event log: of the matching events with lo <= eseq <= hi the newest `limit`."""
 
     lo: int = 0
     hi: int | None = None
@@ -344,7 +346,8 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Err(msgspec.Struct, frozen=True):
-    """A message could not be handled. `code`: `proto`, `unsupported`, `malformed`, `hello-first`."""
+    """A message could not be handled. `code`: `proto`, `unsupported`, `malformed`, `hello-first`, `not-control`,
+    `internal`."""
 
     code: str
     why: str
