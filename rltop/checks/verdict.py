@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 
 Status = Literal["pass", "info", "warn", "fail", "skip"]
 Confidence = Literal["low", "medium", "high"]
 
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""All statuses, in the order of the summary."""
+FIRING: tuple[Status, ...] = ("fail", "warn")
+"""Statuses that ask for attention, the worst first."""
+
 
 class Evidence(msgspec.Struct, frozen=True):
     """Where a verdict comes from: a line of a file, or a metric at a step of a live run."""
 
     source: str
-    """Path relative to what was checked; live: the metric (`train/grad_norm`) or record kind."""
+    """Path relative to what was checked; live: `metric@step` (`train/grad_norm@3`) or the record kind."""
     line: int | None
     """From 1; None for binary files and live evidence."""
     text: str
@@ -30,6 +36,7 @@ class Verdict(msgspec.Struct, frozen=True):
     engine: int | str | None = None
     rank: int | None = None
     value: Any = None
+    """What was measured. NaN and Inf are the strings "NaN", "Infinity", "-Infinity": JSON has no others."""
     threshold: Any = None
     evidence: tuple[Evidence, ...] = ()
     cause: str = ""
@@ -48,3 +55,13 @@ class Report(msgspec.Struct, frozen=True):
     root_causes: tuple[str, ...]
     summary: dict[str, int]
     schema: int = 1
+
+
+def report_from_state(checks: Iterable[Mapping[str, Any]], root_causes: Iterable[str]) -> Report:
+    """Report from the state keys `check/<id>` and `checks.root_causes` of a daemon (unknown keys are ignored).
+
+    Raises msgspec.ValidationError when a value is no verdict.
+    """
+    verdicts = tuple(msgspec.convert(dict(check), Verdict) for check in checks)
+    summary: dict[str, int] = {status: sum(v.status == status for v in verdicts) for status in STATUSES}
+    return Report(verdicts=verdicts, root_causes=tuple(root_causes), summary=summary)

@@ -1,0 +1,126 @@
+"""Runs all rules over the observations and puts the verdicts in order: root causes first, consequences under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rltop.checks.catalogue import CATALOGUE, Entry, Explains
+from rltop.checks.observe import Observations
+from rltop.checks.registry import RULES, Rule
+from rltop.checks.thresholds import DEFAULTS, Thresholds
+from rltop.checks.verdict import FIRING, STATUSES, Report, Verdict
+
+NO_RULE = "this build has no rule for it yet"
+
+
+def evaluate(obs: Observations, thresholds: Thresholds = DEFAULTS, *, rules: Sequence[Rule] = RULES) -> Report:
+    """All verdicts on a run, in catalogue order. Pure: the same observations give the same report.
+
+    A rule that raises is isolated: its check becomes `skip` with the error named (value `rule_error`); the others go
+    on.
+    """
+    by_id = {rule.id: rule for rule in rules}
+    verdicts: list[Verdict] = []
+    for entry in CATALOGUE:
+        verdicts += _run(entry, by_id.get(entry.id), obs, thresholds)
+    return assemble(verdicts)
+
+
+def assemble(verdicts: Iterable[Verdict]) -> Report:
+    """Report from verdicts in catalogue order: consequences marked, root causes ordered, statuses counted."""
+    folded = _fold(list(verdicts))
+    summary: dict[str, int] = {status: sum(v.status == status for v in folded) for status in STATUSES}
+    return Report(verdicts=tuple(folded), root_causes=_root_causes(folded), summary=summary)
+
+
+def _run(entry: Entry, rule: Rule | None, obs: Observations, thresholds: Thresholds) -> list[Verdict]:
+    if rule is None:
+        return [Verdict(entry.id, "skip", cause=NO_RULE, refs=entry.refs)]
+    try:
+        found = list(rule.function(obs, thresholds))
+    except Exception as error:  # one broken rule must not hide what the others see
+        what = f"{type(error).__name__}: {error}"
+        cause = f"the rule itself failed, which is a defect of rltop and says nothing about the run: {what}"
+        return [
+            Verdict(
+                entry.id,
+                "skip",
+                value={"rule_error": type(error).__name__},
+                cause=cause,
+                confidence="low",
+                refs=entry.refs,
+            )
+        ]
+    if not found:
+        return [Verdict(entry.id, "skip", cause="the rule found nothing to judge", refs=entry.refs)]
+    return [
+        msgspec.structs.replace(
+            verdict, refs=verdict.refs or entry.refs, evidence=tuple(dict.fromkeys(verdict.evidence))
+        )
+        for verdict in found
+    ]
+
+
+def _fold(verdicts: list[Verdict]) -> list[Verdict]:
+    """Marks every firing verdict that another firing one explains."""
+    firing = [v for v in verdicts if v.status in FIRING]
+    explains = {entry.id: entry.explains for entry in CATALOGUE}
+    folded = []
+    for verdict in verdicts:
+        causes: list[str] = []
+        if verdict.status in FIRING:
+            causes = [c.id for c in firing if any(_explains(c, e, verdict) for e in explains.get(c.id, ()))]
+        folded.append(
+            msgspec.structs.replace(verdict, consequence_of=tuple(dict.fromkeys(causes))) if causes else verdict
+        )
+    return folded
+
+
+def _explains(cause: Verdict, rule: Explains, effect: Verdict) -> bool:
+    if cause.id == effect.id or not _matches(rule.target, effect.id):
+        return False
+    if rule.only_fail and cause.status != "fail":
+        return False
+    if rule.first_step and effect.step not in (0, 1, None):
+        return False
+    if rule.pattern and (not isinstance(effect.value, dict) or effect.value.get("pattern") != rule.pattern):
+        return False
+    return _same_subject(cause, effect) and not _before(effect, cause)
+
+
+def _matches(target: str, id: str) -> bool:  # noqa: A002
+    return target == id or (target.endswith(".*") and id.startswith(target[:-1]))
+
+
+def _same_subject(left: Verdict, right: Verdict) -> bool:
+    """Neither names an engine or rank that the other contradicts."""
+    engines = left.engine is None or right.engine is None or left.engine == right.engine
+    ranks = left.rank is None or right.rank is None or left.rank == right.rank
+    return engines and ranks
+
+
+def _before(left: Verdict, right: Verdict) -> bool:
+    """`left`'s first evidence is earlier than `right`'s, as far as both say."""
+    if left.rollout is not None and right.rollout is not None and left.rollout != right.rollout:
+        return left.rollout < right.rollout
+    if left.step is not None and right.step is not None:
+        return left.step < right.step
+    return False
+
+
+def _root_causes(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """Ids of the firing verdicts that nothing explains: fails first, then catalogue order, then time."""
+    order = {entry.id: i for i, entry in enumerate(CATALOGUE)}
+    roots = [v for v in verdicts if v.status in FIRING and not v.consequence_of]
+    roots.sort(key=lambda v: (FIRING.index(v.status), order.get(v.id, len(order)), _when(v)))
+    return tuple(dict.fromkeys(v.id for v in roots))
+
+
+def _when(verdict: Verdict) -> tuple[float, float]:
+    last = float("inf")
+    return (
+        last if verdict.rollout is None else verdict.rollout,
+        last if verdict.step is None else verdict.step,
+    )

@@ -1,0 +1,96 @@
+"""Numbers and evidence in the words that every verdict uses, live and offline alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rltop.checks.observe import EngineSync, Observations, Sample, SyncEvent, TextLine, Where
+from rltop.checks.series import Point
+from rltop.checks.verdict import Evidence
+
+EVIDENCE_CHARS = 200
+MOST_EVIDENCE = 6
+
+
+def num(value: float) -> str:
+    """A number for a sentence: four significant digits, `NaN` and `Inf` in words."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    return f"{value:.4g}"
+
+
+def jnum(value: float | None) -> float | str | None:
+    """A number for `Verdict.value`: NaN and Inf become the strings that JSON output uses."""
+    if value is None or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def of_points(series: Iterable[Point]) -> tuple[Evidence, ...]:
+    """Evidence for metric values: the file and line, or `metric@step` of a live run."""
+    return tuple(_of_point(point) for point in list(series)[:MOST_EVIDENCE])
+
+
+def _of_point(point: Point) -> Evidence:
+    text = f"{point.name} = {num(point.value)} at {point.axis} step {point.step}"
+    if point.axis == "rollout":
+        text = f"{point.name} = {num(point.value)} in rollout {point.step}"
+    elif point.rollout is not None:
+        text += f" (rollout {point.rollout})"
+    return _place(point.where, f"{point.name}@{point.step}", text)
+
+
+def of_samples(samples: Sequence[Sample], *, most: int = 3) -> tuple[Evidence, ...]:
+    """Evidence for responses: where each is and how it begins."""
+    return tuple(
+        _place(sample.where, f"samples@{sample.rollout_id}", f"response {sample.index}: {sample.excerpt!r}")
+        for sample in samples[:most]
+    )
+
+
+def of_sync(sync: SyncEvent) -> Evidence:
+    """Evidence for a weight sync; a digest that an engine does not share is named."""
+    text = f"weights version {sync.version}"
+    if sync.rollout_id is not None:
+        text += f", first sampled by rollout {sync.rollout_id}"
+    if sync.transport:
+        text += f", transport {sync.transport}"
+    refused = [engine for engine in sync.engines if not engine.ok]
+    if refused or not sync.ok:
+        text += "; refused by " + (", ".join(f"engine {e.engine} ({e.message})" for e in refused) or "an engine")
+    for engine in mismatches(sync)[:2]:
+        text += f"; digest of engine {engine.engine} is {engine.digest[:12]}, the trainer's {sync.digest[:12]}"
+    return _place(sync.where, f"weights@{sync.version}", text)
+
+
+def mismatches(sync: SyncEvent) -> tuple[EngineSync, ...]:
+    """Engines that are known to hold something else than the trainer pushed."""
+    return tuple(
+        e
+        for e in sync.engines
+        if e.same is False or (e.same is None and e.digest and sync.digest and e.digest != sync.digest)
+    )
+
+
+def of_line(line: TextLine) -> Evidence:
+    return _place(line.where, f"log of {line.owner or 'the run'}", line.text)
+
+
+def _place(where: Where | None, live: str, text: str) -> Evidence:
+    if where is None:
+        return Evidence(live, None, text[:EVIDENCE_CHARS])
+    return Evidence(where.source, where.line, (where.text or text)[:EVIDENCE_CHARS])
+
+
+def missing(obs: Observations, what: str) -> str:
+    """Cause of a skip: what is not there, and whether it may still come."""
+    return f"{what} has not been seen yet" if obs.live else f"{what} is not in the evidence"

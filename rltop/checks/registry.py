@@ -1,0 +1,69 @@
+"""Which function is the rule of which check. An id of the catalogue without one is reported as `skip`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rltop.checks.observe import Observations
+from rltop.checks.rules import (
+    kl_on_policy,
+    logprob_gap,
+    logprob_magnitude,
+    logprob_ref,
+    rollout_text,
+    train_grad,
+    train_nan,
+    train_zero,
+)
+from rltop.checks.thresholds import Thresholds
+from rltop.checks.verdict import Verdict
+
+RuleFunction = Callable[[Observations, Thresholds], Iterable[Verdict]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: pure, no clock, no I/O. It never raises for odd input; if it does, its check becomes `skip`."""
+
+    id: str
+    function: RuleFunction
+    metrics: tuple[str, ...] = ()
+    """Names of the metrics that it reads; one that ends in `/` is a prefix. A bounded source keeps only these."""
+
+
+_LOG_PROBS = train_nan.ROLLOUT_METRICS
+_MAGNITUDE = ("rollout/log_probs", "rollout/ref_log_probs", "rollout/rollout_log_probs")
+_SCALE = (train_grad.NORM, "train/loss", "train/ppo_kl", logprob_gap.METRIC, *train_grad.TOKENS)
+
+RULES: tuple[Rule, ...] = (
+    Rule("train.nan", train_nan.check, (*train_nan.STEP_METRICS, *_LOG_PROBS, train_nan.STEP_SKIPPED)),
+    Rule("train.grad-scale", train_grad.check_scale, _SCALE),
+    Rule("train.grad-high", train_grad.check_high, (*_SCALE, *_MAGNITUDE)),
+    Rule("train.grad-zero", train_zero.check, (train_grad.NORM, "train/loss", train_zero.ZERO_STD)),
+    Rule(
+        "kl.on-policy",
+        kl_on_policy.check,
+        ("train/ppo_kl", "train/pg_clipfrac", "train/probs_ratio", "rollout/log_probs"),
+    ),
+    Rule(
+        "logprob.ref-equal",
+        logprob_ref.check,
+        ("rollout/log_probs", "rollout/ref_log_probs", "train/kl_loss", "train/loss"),
+    ),
+    Rule("logprob.magnitude", logprob_magnitude.check, _MAGNITUDE),
+    Rule(
+        "logprob.train-rollout",
+        logprob_gap.check,
+        (logprob_gap.METRIC, "rollout/log_probs", "rollout/rollout_log_probs"),
+    ),
+    Rule("rollout.text", rollout_text.check),
+)
+"""All rules."""
+
+
+def metric_names(rules: Iterable[Rule] = RULES) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(exact names, prefixes) of the metrics that any rule reads."""
+    names = {name for rule in rules for name in rule.metrics}
+    prefixes = {name for name in names if name.endswith("/")}
+    return frozenset(names - prefixes), tuple(sorted(prefixes))

@@ -1,0 +1,133 @@
+"""A report as plain text: the root cause first, its consequences under it, the rest in one line per status."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rltop.checks.catalogue import CATALOGUE
+from rltop.checks.evaluate import NO_RULE
+from rltop.checks.phrase import num
+from rltop.checks.verdict import FIRING, Report, Verdict
+
+LABEL = 6
+"""Width of the status column."""
+
+
+def render(report: Report, *, width: int = 100, injected_faults: Sequence[str] = (), refs: bool = False) -> str:
+    """Text of at most `width` columns (at least 40), without a final newline.
+
+    Root causes with evidence and advice, each followed by the checks that it explains; then `info`, `pass` and `skip`.
+    Skips whose cause is the same are one line. `injected_faults` are announced first: they are not the run's own.
+    """
+    width = max(width, 40)
+    firing = [v for v in report.verdicts if v.status in FIRING]
+    lines: list[str] = []
+    if injected_faults:
+        lines += [*_wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
+    lines.append(_headline(report))
+    shown: set[str] = set()
+    for root in report.root_causes:
+        for verdict in (v for v in firing if v.id == root and not v.consequence_of):
+            lines += ["", *_block(verdict, width, refs)]
+        followers = [v for v in firing if root in v.consequence_of]
+        lines += _followers(followers, width)
+        shown |= {root, *(v.id for v in followers)}
+    # A consequence of a consequence hangs under no root; it is still news.
+    lines += _followers([v for v in firing if v.id not in shown], width)
+    rest = _rest(report, width)
+    return "\n".join([*lines, *([""] if rest else []), *rest])
+
+
+def _headline(report: Report) -> str:
+    counts = report.summary
+    told = [f"{counts.get(status, 0)} {status}" for status in ("fail", "warn", "info", "pass", "skip")]
+    return "checks: " + ", ".join(told)
+
+
+def _block(verdict: Verdict, width: int, refs: bool) -> list[str]:
+    titles = {entry.id: entry.title for entry in CATALOGUE}
+    place = _place(verdict)
+    head = f"{verdict.status.upper():<{LABEL}}{verdict.id}"
+    lines = [f"{head}  {place}" if place else head]
+    pad = " " * LABEL
+    if verdict.id in titles:
+        lines[0] += f"  ({titles[verdict.id]})" if len(lines[0]) + len(titles[verdict.id]) + 4 <= width else ""
+    lines += _wrap(verdict.cause, pad, width)
+    lines += _wrap(
+        f"value {_plain(verdict.value)}  threshold {_plain(verdict.threshold)}  confidence {verdict.confidence}",
+        pad,
+        width,
+    )
+    for evidence in verdict.evidence:
+        source = evidence.source if evidence.line is None else f"{evidence.source}:{evidence.line}"
+        lines += _wrap(f"{source}  {_one_line(evidence.text)}", f"{pad}at  ", width)
+    for advice in verdict.advice:
+        lines += _wrap(advice, f"{pad}do  ", width)
+    if refs and verdict.refs:
+        lines += _wrap(" ".join(verdict.refs), f"{pad}ref ", width)
+    return lines
+
+
+def _followers(followers: Iterable[Verdict], width: int) -> list[str]:
+    lines: list[str] = []
+    for verdict in followers:
+        text = f"explains {verdict.id} ({verdict.status}): {verdict.cause}"
+        lines += _wrap(text, " " * LABEL, width)
+    return lines
+
+
+def _rest(report: Report, width: int) -> list[str]:
+    lines: list[str] = []
+    for verdict in (v for v in report.verdicts if v.status == "info"):
+        lines += _wrap(f"{verdict.id}: {verdict.cause}", f"{'info':<{LABEL}}", width)
+    passed = list(dict.fromkeys(v.id for v in report.verdicts if v.status == "pass"))
+    if passed:
+        lines += _wrap(", ".join(passed), f"{'pass':<{LABEL}}", width)
+    reasons: dict[str, list[str]] = {}
+    for verdict in (v for v in report.verdicts if v.status == "skip"):
+        reasons.setdefault(verdict.cause, []).append(verdict.id)
+    for cause, ids in sorted(reasons.items(), key=lambda item: item[0] == NO_RULE):
+        told = f"{len(ids)} checks" if cause == NO_RULE and len(ids) > 1 else ", ".join(ids)
+        lines += _wrap(f"{told}: {cause}", f"{'skip':<{LABEL}}", width)
+    return lines
+
+
+def _place(verdict: Verdict) -> str:
+    parts = [
+        f"{name} {value}"
+        for name, value in (
+            ("rollout", verdict.rollout),
+            ("step", verdict.step),
+            ("engine", verdict.engine),
+            ("rank", verdict.rank),
+        )
+        if value is not None
+    ]
+    return ", ".join(parts)
+
+
+def _plain(value: object) -> str:
+    """A value in one line: maps as `name=number`."""
+    match value:
+        case None:
+            return "-"
+        case bool() | str():
+            return str(value)
+        case int() | float():
+            return num(value) if isinstance(value, float) else str(value)
+        case dict():
+            return ", ".join(f"{key}={_plain(entry)}" for key, entry in value.items() if entry is not None)
+        case _:
+            return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _one_line(text: str) -> str:
+    """No control characters: a terminal must not act on what a model wrote."""
+    return "".join(ch if ch.isprintable() else " " for ch in text)
+
+
+def _wrap(text: str, lead: str, width: int) -> list[str]:
+    wrapped = textwrap.wrap(_one_line(text), width, initial_indent=lead, subsequent_indent=" " * len(lead))
+    return wrapped or [lead.rstrip()]

@@ -1,0 +1,165 @@
+"""All numbers that the rules compare with, in one table.
+
+Defaults are those of the check catalogue; where it gives none, the docstring says whose choice the number is. Override
+them in the configuration's `[checks.thresholds]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rltop.errors import RltopError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """One field per number; log-probs and KL in nats, shares 0 to 1."""
+
+    # -- logprob.ref-equal
+    ref_equal_tolerance: float = 1e-8
+    """Largest difference of actor and reference that counts as equal. slime's own CI asserts 1e-8."""
+    ref_equal_fail: float = 5e-3
+    """Above: fail. Also the bound that routing replay is allowed."""
+
+    # -- logprob.magnitude
+    magnitude_warn: float = 0.7
+    """|mean log-prob| of the first rollout from which prompts are suspect. slime's guide calls 0.8 slightly high."""
+    magnitude_fail: float = 3.0
+    """From here configuration or weights are wrong."""
+
+    # -- logprob.train-rollout
+    gap_warn: float = 0.1
+    """Largest healthy mean |trainer - engine| per token at on-policy steps. slime's CI gate."""
+    gap_fail: float = 1.0
+    """Above: fail."""
+    gap_moe_info: float = 0.5
+    """Up to here a flat gap is an offset for mixture-of-experts models with natural routing."""
+    gap_flat: float = 0.2
+    """Last-quarter median within this share of the first-quarter median: the series is flat."""
+
+    # -- kl.on-policy
+    kl_tolerance: float = 1e-8
+    """Largest |ppo_kl| at the on-policy step that counts as 0. slime's own CI asserts 1e-8."""
+    kl_fail: float = 1e-2
+    """Above: fail."""
+    kl_ratio_tolerance: float = 1e-6
+    """Largest deviation of probs_ratio from 1 at the on-policy step."""
+
+    # -- train.grad-high
+    grad_first_warn: float = 10.0
+    """grad_norm of the first on-policy step of a run."""
+    grad_first_fail: float = 1000.0
+    """Above: fail."""
+    grad_spike_factor: float = 10.0
+    """A later step is a spike above this multiple of the median of the steps before it."""
+    grad_spike_floor: float = 5.0
+    """A spike is also above this."""
+    grad_spike_window: int = 20
+    """Steps before it whose median counts."""
+    grad_spike_history: int = 5
+    """Fewest steps before it (rltop's choice: the median of fewer is no level)."""
+    grad_spike_recent: int = 50
+    """A spike with this many steps after it is over (rltop's choice): pass, and the cause says when it was."""
+
+    # -- train.grad-zero
+    grad_zero_steps: int = 2
+    """Steps in a row with grad_norm exactly 0."""
+
+    # -- train.grad-scale
+    scale_steps: int = 3
+    """Fewest healthy steps."""
+    scale_norm: float = 1e4
+    """Smallest grad_norm of all of them."""
+    scale_spread: float = 0.2
+    """Largest coefficient of variation."""
+    scale_loss: float = 10.0
+    """Healthy: |loss| below."""
+    scale_ppo_kl: float = 1e-3
+    """Healthy: |ppo_kl| at most."""
+    scale_recent: int = 50
+    """Newest steps that are looked at (rltop's choice)."""
+    scale_token_steps: int = 4
+    """Fewest steps for the comparison with token counts."""
+    scale_token_range: float = 2.0
+    """Token counts per micro-batch vary at least by this factor."""
+    scale_token_spread: float = 0.05
+    """grad_norm / tokens varies less than this (range over mean)."""
+
+    # -- train.nan
+    nan_kl_jump: float = 10.0
+    """kl_loss above this multiple of the step before is the suspected source, with an exp-type estimator."""
+
+    # -- rollout.text
+    text_least_chars: int = 60
+    """A shorter response is never salad."""
+    text_scripts: int = 4
+    """Script families within 400 characters."""
+    text_switch_share: float = 0.5
+    """Word boundaries at which the script changes."""
+    text_control_share: float = 0.02
+    """U+FFFD and control characters above this share."""
+    text_least_words: int = 40
+    """Latin words before their function words count."""
+    text_function_share: float = 0.02
+    """Fewer function words than this: no language."""
+    text_latin_share: float = 0.5
+    """Latin letters among all, before their words count (rltop's choice)."""
+    text_structure: float = 0.08
+    """From this share of digits, punctuation and line ends on a text is code, maths, data or a list (rltop's choice;
+    prose has 2 to 7 %)."""
+    text_repeat_share: float = 0.9
+    """One character or token id from this share on."""
+    text_repeat_least: int = 20
+    """Of at least so many."""
+    text_fail_share: float = 0.3
+    """Salad or repeated responses among those of a rollout."""
+    text_warn_share: float = 0.05
+    """From here up to `text_fail_share`: warn."""
+    text_first_share: float = 0.1
+    """Responses whose first token does not belong."""
+
+    recovered_rollouts: int = 20
+    """So many good rollouts after the last bad one turn a text or gap alarm into info (rltop's choice)."""
+
+
+DEFAULTS = Thresholds()
+_TOO_LARGE = 1e300
+
+
+def override(
+    values: Mapping[str, object], *, where: str = "[checks.thresholds]", base: Thresholds = DEFAULTS
+) -> Thresholds:
+    """`base` with some numbers replaced.
+
+    Raises RltopError for an unknown name (naming the closest one) and for a value that is not a finite number >= 0 or,
+    where the default is an integer, not an integer.
+    """
+    fields = {field.name: type(getattr(base, field.name)) for field in dataclasses.fields(Thresholds)}
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(name.replace("-", "_"), fields, n=1, cutoff=0.4)
+            raise RltopError(
+                f"unknown threshold {name!r}",
+                where=where,
+                why=f"there are {len(fields)} thresholds; none has this name",
+                do=f"did you mean {close[0]!r}?" if close else "see rltop/checks/thresholds.py for the names",
+            )
+        changes[name] = _number(name, value, fields[name], where)
+    return dataclasses.replace(base, **changes)
+
+
+def _number(name: str, value: object, kind: type, where: str) -> float:
+    whole = kind is int
+    if isinstance(value, int if whole else int | float) and not isinstance(value, bool) and 0 <= value < _TOO_LARGE:
+        return int(value) if whole else float(value)
+    raise RltopError(
+        f"{name} must be {'a whole number' if whole else 'a number'} that is not negative",
+        where=where,
+        why=f"got {value!r}",
+        do=f"{name} = {getattr(DEFAULTS, name)}",
+    )

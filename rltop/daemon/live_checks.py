@@ -1,0 +1,332 @@
+"""The checks on a live run: records in, verdicts out, in memory that does not grow with the run.
+
+Kept whole: the run's facts, the first rollouts, the newest, and everything that is evidence of a fault. What lies
+between is thinned: metrics to block medians (`rltop.checks.thin`), samples and syncs to nothing (`rltop.checks.keep`).
+So the verdicts are those of `rltop check` on the same run, except that a median over a long series is one of medians.
+
+Failure policy: a record that cannot be read is counted by kind in `problems` and otherwise ignored; a field of it that
+cannot be read does not take the others with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from rltop.checks.evaluate import evaluate
+from rltop.checks.keep import KeptSamples, KeptSyncs, RolloutKey
+from rltop.checks.observe import (
+    Args,
+    EngineFact,
+    EngineSync,
+    MetricRow,
+    Observations,
+    PhaseEvent,
+    RunStart,
+    SyncEvent,
+    TextLine,
+)
+from rltop.checks.registry import metric_names
+from rltop.checks.rules.logprob_gap import METRIC as GAP
+from rltop.checks.rules.rollout_text import pattern_of
+from rltop.checks.rules.train_nan import ABORT
+from rltop.checks.samples import make_sample
+from rltop.checks.thin import ThinSeries
+from rltop.checks.thresholds import DEFAULTS, Thresholds
+from rltop.checks.verdict import Report
+from rltop.protocol.messages import (
+    ByePayload,
+    EnginePayload,
+    LogPayload,
+    MetricsPayload,
+    PhasePayload,
+    Record,
+    RunPayload,
+    SamplesPayload,
+    WeightsPayload,
+)
+
+MOST_SOURCES = 16
+"""Sources of metrics with a series of their own; the rest share one per axis."""
+MOST_LINES = 200
+MOST_ABORTS = 32
+MOST_ENGINES = 4_096
+MOST_EVIDENCE_ROLLOUTS = 4_096
+_MODEL_TEXT = ("First rollout sample:", "Finish rollout:")
+
+
+class LiveChecks:
+    """One run's checks. `feed` takes a record; `report` evaluates only when something was fed that a rule looks at."""
+
+    def __init__(self, thresholds: Thresholds = DEFAULTS) -> None:
+        self._thresholds = thresholds
+        self._names, self._prefixes = metric_names()
+        self._facts = Observations(live=True)
+        self._segments = _Segments()
+        self._series: dict[tuple[str, bool, int], ThinSeries] = {}
+        self._slots: dict[str, int] = {}
+        self._samples = KeptSamples()
+        self._syncs = KeptSyncs()
+        self._phases: deque[PhaseEvent] = deque(maxlen=MOST_LINES)
+        self._engines: dict[str, EngineFact] = {}
+        self._lines: deque[TextLine] = deque(maxlen=MOST_LINES)
+        self._aborts: list[TextLine] = []
+        self._evidence: set[RolloutKey] = set()
+        self._problems: Counter[str] = Counter()
+        self._report: Report | None = None
+
+    @property
+    def problems(self) -> Mapping[str, int]:
+        """What could not be read, by kind."""
+        return self._problems
+
+    def feed(self, record: Record) -> None:
+        """Take a record in. Never raises for its content."""
+        try:
+            relevant = self._take(record)
+        except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
+            self._problems[record.kind] += 1
+            return
+        if relevant:
+            self._report = None
+
+    def report(self) -> Report:
+        """Verdicts on everything fed so far; the same object as long as nothing relevant was fed."""
+        if self._report is None:
+            self._report = evaluate(self.observations(), self._thresholds)
+        return self._report
+
+    def observations(self) -> Observations:
+        """What the rules see now."""
+        return replace(
+            self._facts,
+            metrics=tuple(row for series in self._series.values() for row in series.rows()),
+            samples=self._samples.all(),
+            syncs=tuple(self._syncs.all()),
+            phases=tuple(self._phases),
+            engines=tuple(self._engines.values()),
+            lines=(*self._aborts, *self._lines),
+        )
+
+    def _take(self, record: Record) -> bool:
+        """Whether the record may change a verdict."""
+        payload = record.payload
+        match record.kind:
+            case "run":
+                return self._run(record, msgspec.convert(payload, RunPayload))
+            case "metrics":
+                return self._metrics(record, msgspec.convert(_numbers_only(payload), MetricsPayload))
+            case "samples":
+                return self._take_samples(record, msgspec.convert(payload, SamplesPayload))
+            case "weights":
+                return self._weights(record, msgspec.convert(payload, WeightsPayload))
+            case "engine":
+                return self._engine(record, msgspec.convert(payload, EnginePayload))
+            case "phase":
+                return self._phase(record, msgspec.convert(payload, PhasePayload))
+            case "log":
+                return self._line(record, msgspec.convert(payload, LogPayload))
+            case "bye":
+                return self._bye(record, msgspec.convert(payload, ByePayload))
+            case _:
+                return False
+
+    def _run(self, record: Record, run: RunPayload) -> bool:
+        segment, known = self._segments.begin(record.source.name)
+        flags = {name.lstrip("-").replace("-", "_"): value for name, value in run.args.items()}
+        starts = self._facts.starts
+        if not known:
+            starts = (*starts[-MOST_LINES:], RunStart(segment, run.start_rollout_id, run.fresh_start))
+        self._facts = replace(
+            self._facts,
+            args=Args(flags, run.framework),
+            mode=run.mode,
+            vocab_size=run.vocab_size,
+            injected_faults=tuple(run.injected_faults),
+            starts=starts,
+            live=True,
+        )
+        return True
+
+    def _metrics(self, record: Record, metrics: MetricsPayload) -> bool:
+        values = {
+            name: value
+            for name, value in metrics.values.items()
+            if name in self._names or name.startswith(self._prefixes)
+        }
+        segment = self._segments.of(record.source.name, metrics.axis, metrics.step)
+        if not values:
+            return False
+        row = MetricRow(
+            axis=metrics.axis,
+            step=metrics.step,
+            values=values,
+            rollout_id=metrics.rollout_id,
+            step_in_rollout=metrics.step_in_rollout,
+            segment=segment,
+            rank=record.source.rank,
+            time=record.wall,
+        )
+        on_policy = not metrics.step_in_rollout
+        slot = self._slots.setdefault(record.source.name, min(len(self._slots), MOST_SOURCES))
+        series = self._series.setdefault((metrics.axis, on_policy, slot), ThinSeries())
+        notable = _is_notable(row, on_policy, self._thresholds)
+        series.append(row, notable=notable)
+        if notable:
+            self._mark((segment, metrics.rollout_id if metrics.rollout_id is not None else metrics.step))
+        return True
+
+    def _take_samples(self, record: Record, payload: SamplesPayload) -> bool:
+        segment = self._segments.now(record.source.name)
+        taken = payload.samples[: self._samples.sizes.samples_per_rollout]
+        made = [make_sample(fields, rollout_id=payload.rollout_id, segment=segment) for fields in taken]
+        limit = self._thresholds.gap_warn
+        notable = any(
+            sample.bad_log_probs
+            or pattern_of(sample.text, self._thresholds)
+            or (sample.engine_gap is not None and sample.engine_gap.mean > limit)
+            for sample in made
+        )
+        key = (segment, payload.rollout_id)
+        self._samples.add(key, made, notable=notable)
+        if notable:
+            self._mark(key)
+        return bool(made)
+
+    def _weights(self, record: Record, weights: WeightsPayload) -> bool:
+        answers = weights.engines.items()
+        engines = tuple(
+            EngineSync(
+                engine=str(name),
+                ok=bool(answer.get("ok", True)),
+                version=str(answer.get("version") or ""),
+                message=str(answer.get("message") or ""),
+                digest=str(answer.get("digest") or ""),
+                same=answer.get("same") if isinstance(answer.get("same"), bool) else None,
+            )
+            for name, answer in answers
+            if isinstance(answer, Mapping)
+        )
+        sync = SyncEvent(
+            version=weights.version,
+            rollout_id=weights.rollout_id,
+            ok=weights.ok,
+            transport=weights.transport,
+            engines=engines,
+            digest=weights.digest,
+            segment=self._segments.now(record.source.name),
+            time=record.wall,
+        )
+        self._syncs.add(sync, self._evidence)
+        return True
+
+    def _engine(self, record: Record, engine: EnginePayload) -> bool:
+        fact = EngineFact(
+            id=engine.id,
+            kind=engine.kind,
+            state=engine.state,
+            generation=engine.generation,
+            version=engine.version,
+            weight_version=engine.weight_version,
+            model_path=engine.model_path,
+        )
+        if self._engines.get(engine.id) == fact:
+            return False
+        if engine.id not in self._engines and len(self._engines) >= MOST_ENGINES:
+            self._problems["engine"] += 1
+            return False
+        self._engines[engine.id] = fact
+        return True
+
+    def _phase(self, record: Record, phase: PhasePayload) -> bool:
+        segment = self._segments.now(record.source.name)
+        self._phases.append(PhaseEvent(phase.name, phase.edge, phase.rollout_id, phase.elapsed_s, segment, record.wall))
+        return False  # no rule looks at phases yet
+
+    def _line(self, record: Record, line: LogPayload) -> bool:
+        if any(mark in line.text for mark in _MODEL_TEXT):
+            return False
+        return self._text(record, line.text, line.level)
+
+    def _bye(self, record: Record, bye: ByePayload) -> bool:
+        self._facts = replace(self._facts, live=False)
+        if bye.reason == "failed" and bye.text:
+            self._text(record, bye.text, "error")
+        return True
+
+    def _text(self, record: Record, text: str, level: str) -> bool:
+        source = record.source
+        segment = self._segments.now(source.name)
+        kept = TextLine(text, source.role, level, source.rank, record.wall, segment)
+        if ABORT.search(text):
+            if len(self._aborts) < MOST_ABORTS:
+                self._aborts.append(kept)
+            return True
+        if level in ("warn", "error"):
+            self._lines.append(kept)
+        return False  # no rule looks at other lines yet
+
+    def _mark(self, key: RolloutKey) -> None:
+        if len(self._evidence) < MOST_EVIDENCE_ROLLOUTS:
+            self._evidence.add(key)
+
+
+class _Segments:
+    """Which restart of the run a record belongs to.
+
+    A restart is a second `run` record of one source, or a step that goes back. The first source that goes back begins
+    the new segment, the others follow when they go back themselves: their late records stay where they belong.
+    """
+
+    def __init__(self) -> None:
+        self._newest = 0
+        self._begun: set[str] = set()
+        self._where: dict[str, tuple[int, dict[str, int]]] = {}
+
+    def begin(self, source: str) -> tuple[int, bool]:
+        """A `run` record. Returns its segment and whether that segment's start is known already."""
+        known = bool(self._begun) and source not in self._begun
+        if source in self._begun:
+            self._newest += 1
+            self._begun.clear()
+        self._begun.add(source)
+        self._where[source] = (self._newest, {})
+        return self._newest, known
+
+    def of(self, source: str, axis: str, step: int) -> int:
+        """Segment of a value at `step` of an axis."""
+        segment, last = self._where.get(source, (self._newest, {}))
+        if step < last.get(axis, step):
+            self._newest += segment == self._newest
+            segment, last = self._newest, {}
+        self._where[source] = (segment, last | {axis: step})
+        return segment
+
+    def now(self, source: str) -> int:
+        """Segment of a record without a step."""
+        return self._where.get(source, (self._newest, {}))[0]
+
+
+def _numbers_only(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload without values that are no numbers (`convert` would refuse the whole row for one of them)."""
+    values = payload.get("values")
+    if not isinstance(values, Mapping):
+        return dict(payload)
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {**payload, "values": numbers}
+
+
+def _is_notable(row: MetricRow, on_policy: bool, t: Thresholds) -> bool:
+    """The row is, or may become, the evidence of a verdict."""
+    values = row.values
+    if not all(map(math.isfinite, values.values())) or values.get("train/grad_norm") == 0:
+        return True
+    if row.axis == "rollout" or not on_policy:
+        return False
+    moved = abs(values.get("train/ppo_kl", 0.0)) > t.kl_tolerance or values.get("train/pg_clipfrac", 0.0) > 0
+    return moved or values.get(GAP, 0.0) > t.gap_warn
