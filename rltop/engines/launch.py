@@ -4,8 +4,9 @@ An engine runs in its own session, so that a Ctrl-C in the operator's terminal d
 all of its children. It carries `RLTOP_ENGINE=<run>/<id>/<generation>` in its environment: that, and never a bare pid,
 is how a later rltop recognises its own. With `die_with_parent` it does not outlive the process that launched it.
 
-`launch_engine` returns when the engine serves, or raises with the end of its log. `stop` sends SIGTERM to the group,
-waits, then SIGKILLs the group and every descendant seen before, and reaps.
+`launch_engine` returns when the engine serves, or raises with the end of its log. `stop` sends SIGTERM, waits, then
+SIGKILLs the group and every descendant seen before, and reaps. SIGTERM goes to the group's leader alone: SGLang's main
+process takes a scheduler that was terminated beside it for a crash, and ends in SIGKILL after its crash diagnostics.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -54,7 +54,7 @@ class EngineSpec:
     port: int = 0
     """0: a free one. The CPU engine binds it itself; for SGLang it is chosen just before the start."""
     args: tuple[str, ...] = ()
-    """Further arguments of the server, SGLang's names."""
+    """Further arguments of the server, SGLang's names. `--enable-metrics` is always given."""
     python: Path = field(default_factory=lambda: Path(sys.executable))
     """Interpreter that has the server installed (for SGLang usually another environment than rltop's)."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -111,20 +111,34 @@ class EngineProcess:
         """
         self.note_descendants()
         if self.process.poll() is None:
-            _signal_group(self.pid, signal.SIGTERM)
+            self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout_s)
         self.kill()
         return self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the group and the descendants seen so far (psutil compares start times: a reused pid is safe)."""
-        _signal_group(self.pid, signal.SIGKILL)
-        for child in self._descendants.values():
+        """SIGKILL to whatever is left: the leader, its session, and the descendants seen so far.
+
+        Nothing is killed by number alone: the leader is our unreaped child, descendants are compared by start time
+        (psutil), and a member of the session must carry this engine's marker, because the number of a session whose
+        leader was reaped may be in use again.
+        """
+        if self.process.poll() is None:
+            self.process.kill()
+        members = {process.pid: process for process in psutil.process_iter() if self._is_member(process)}
+        left = list((members | self._descendants).values())
+        for process in left:
             with contextlib.suppress(psutil.Error):
-                child.kill()
-        psutil.wait_procs(self._descendants.values(), timeout=5)
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
         self._descendants.clear()
+
+    def _is_member(self, process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == self.pid and process.environ().get(MARKER) == self.spec.marker
+        except (psutil.Error, OSError):
+            return False
 
 
 def launch_engine(
@@ -161,7 +175,7 @@ def launch_engine(
 
 
 def _command(spec: EngineSpec, port: int, port_file: Path) -> list[str]:
-    common = ["--model-path", str(spec.model_path), "--host", spec.host, "--port", str(port)]
+    common = ["--model-path", str(spec.model_path), "--host", spec.host, "--port", str(port), "--enable-metrics"]
     match spec.kind:
         case "cpu":
             own = ["--port-file", str(port_file)]
@@ -247,8 +261,3 @@ def tail(path: Path, lines: int) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)

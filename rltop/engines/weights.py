@@ -32,6 +32,9 @@ from rltop.errors import RltopError
 WEIGHT_DIRECTORY = "weight_v{version:06d}"
 """slime's name for one published version."""
 
+VOCABULARY_PADDING = 64
+"""SGLang's DEFAULT_VOCAB_PADDING_SIZE (0.5.23, `srt/layers/vocab_parallel_embedding.py`)."""
+
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
@@ -163,10 +166,24 @@ def overall_digest(digests: Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
+def checksum_differences(named: NamedTensors, answer: Mapping[str, Any]) -> list[str]:
+    """Names of the tensors in which an engine's `/weights_checker` checksum answer differs from `named`; empty: equal.
+
+    Works on either engine (one rank, unquantised, on the CPU), each under its own parameter names. A tied output layer
+    may be missing on one side.
+    """
+    theirs: dict[str, str] = answer["ranks"][0]["checksums"]
+    fused = any(".qkv_proj." in name for name in theirs)
+    mine = sglang_digests(named) if fused else digest_tensors(named)
+    names = (mine.keys() | theirs.keys()) - ({"lm_head.weight"} - (mine.keys() & theirs.keys()))
+    return sorted(name for name in names if mine.get(name) != theirs.get(name))
+
+
 def sglang_digests(named: NamedTensors) -> dict[str, str]:
     """Digests under SGLang's own parameter names, to compare with a real engine's checksum (one rank, unquantised).
 
-    SGLang stores q, k and v as one `qkv_proj` and gate and up as one `gate_up_proj`, stacked along the rows.
+    SGLang stores q, k and v as one `qkv_proj` and gate and up as one `gate_up_proj`, stacked along the rows, and pads
+    the vocabulary with zero rows to a multiple of 64.
     """
     fused: dict[str, dict[int, Tensor]] = {}
     for name, tensor in named:
@@ -175,6 +192,8 @@ def sglang_digests(named: NamedTensors) -> dict[str, str]:
             if f".{part}." in name:
                 name, order = name.replace(part, whole), index
                 break
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.shape[0] % VOCABULARY_PADDING))
         fused.setdefault(name, {})[order] = tensor.detach().to("cpu")
     return {name: digest(torch.cat([parts[index] for index in sorted(parts)])) for name, parts in fused.items()}
 

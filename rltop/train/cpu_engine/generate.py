@@ -19,21 +19,23 @@ from rltop.train.cpu_engine.text import Text
 
 Answer = dict[str, Any]
 
-_KNOWN = frozenset(
+_UNSUPPORTED = frozenset(
     {
-        "text",
-        "input_ids",
-        "sampling_params",
-        "rid",
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "return_text_in_logprobs",
-        "stream",
+        "input_embeds",
+        "image_data",
+        "video_data",
+        "audio_data",
+        "token_ids_logprob",
+        "return_hidden_states",
+        "return_routed_experts",
+        "return_sampling_mask",
+        "lora_path",
+        "custom_logit_processor",
+        "session_params",
+        "bootstrap_host",
     }
 )
-_IGNORED = frozenset({"log_metrics", "no_logs", "priority", "routed_dp_rank", "session_params", "routing_key"})
-"""Fields of SGLang that change nothing on one rank with one queue."""
+"""Fields of SGLang that would change the answer: refused rather than ignored. Others are ignored, as SGLang does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class RequestReader:
         """
         if not isinstance(body, dict):
             raise ValueError("the body must be a JSON object")
-        for key, value in body.items():
-            if key not in _KNOWN and key not in _IGNORED and value not in (None, False, [], {}):
+        for key in sorted(_UNSUPPORTED & body.keys()):
+            if body[key]:
                 raise ValueError(f"The CPU engine does not implement {key!r}.")
         prompts, listed = self._prompts(body)
         size = len(prompts)
@@ -72,7 +74,6 @@ class RequestReader:
         wishes = self._wishes(body, size, listed)
         stream, received = bool(body.get("stream")), time.time()
         samples: list[Sample] = []
-        count = 1
         for prompt, rid, raw, wish in zip(prompts, rids, params, wishes, strict=True):
             if not isinstance(raw, dict):
                 raise ValueError("sampling_params must be an object or a list of objects")
@@ -96,19 +97,18 @@ class RequestReader:
                         received=received,
                     )
                 )
-        return Generation(samples, listed or count > 1, stream)
+        return Generation(samples, listed or len(samples) > 1, stream)
 
     def _prompts(self, body: dict[str, Any]) -> tuple[list[list[int]], bool]:
         """Token ids of every prompt, and whether a list of prompts came in."""
         text, ids = body.get("text"), body.get("input_ids")
-        if (text is None) == (ids is None):
-            raise ValueError("Either text or input_ids should be provided, and not both.")
-        if text is not None:
-            listed = isinstance(text, list)
-            texts = text if listed else [text]
+        if text is None and ids is None:
+            raise ValueError("Either text, input_ids or input_embeds should be provided.")
+        if ids is None:
+            texts: list[Any] = text if isinstance(text, list) else [text]
             if not texts or not all(isinstance(item, str) for item in texts):
                 raise ValueError("text must be a string or a list of strings")
-            return [self._text.encode(item) for item in texts], listed
+            return [self._text.encode(item) for item in texts], isinstance(text, list)
         listed = isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
         prompts: list[Any] = ids if isinstance(ids, list) and listed else [ids]
         for prompt in prompts:
@@ -181,8 +181,7 @@ async def collect(reader: RequestReader, scheduler: Scheduler, body: Any) -> lis
     try:
         results = await done
     except asyncio.CancelledError:
-        for sample in generation.samples:
-            scheduler.abort(sample.rid)
+        scheduler.abandon(generation.samples)
         raise
     return results if generation.batched else results[0]
 
@@ -208,8 +207,7 @@ async def stream(reader: RequestReader, scheduler: Scheduler, body: Any) -> Asyn
         yield b"data: [DONE]\n\n"
     finally:
         if left:
-            for sample in generation.samples:
-                scheduler.abort(sample.rid)
+            scheduler.abandon(generation.samples)
 
 
 def _settle(future: asyncio.Future[list[Answer]], value: list[Answer]) -> None:

@@ -111,6 +111,10 @@ def answer(sample: Sample, endings: Endings, version: str, *, now: float) -> dic
         "prompt_tokens": len(sample.prompt),
         "weight_version": version,
         "num_retractions": sample.retractions,
+        "storage_prefetch_wait": 0.0,
+        "storage_staging_wait": 0.0,
+        "forward_entry_time": sample.started,
+        "prefill_finished_time": sample.first_token,
         "queue_time": max(0.0, sample.started - sample.received) if sample.started else 0.0,
     }
     if sample.wishes.output:
@@ -122,14 +126,16 @@ def answer(sample: Sample, endings: Endings, version: str, *, now: float) -> dic
         if sample.wishes.top:
             meta |= {"input_top_logprobs": sample.input_top, "output_top_logprobs": sample.output_top}
     decoding = now - sample.first_token if sample.first_token else 0.0
+    cached = {"device": sample.cached_tokens, "host": 0} if sample.cached_tokens else None
     meta |= {
         "reasoning_tokens": 0,
         "completion_tokens": len(sample.output),
         "cached_tokens": sample.cached_tokens,
-        "cached_tokens_details": None,
+        "cached_tokens_details": cached,
         "dp_rank": None,
         "e2e_latency": now - sample.received,
         "request_received_ts": sample.received,
+        "first_token_latency": max(0.0, sample.first_token - sample.received),
         "api_server_dispatch_finish_ts": sample.received,
         "request_finished_ts": now,
         "decode_throughput": (len(sample.output) - 1) / decoding if decoding > 0 and len(sample.output) > 1 else 0.0,
@@ -137,7 +143,7 @@ def answer(sample: Sample, endings: Endings, version: str, *, now: float) -> dic
     }
     spans = _version_spans(sample, version)
     meta["weight_version"] = spans[-1]["version"]
-    if len(spans) > 1:
+    if sample.finish is not None:
         meta["weight_versions"] = spans
     return {"text": endings.answer_text(sample), "output_ids": list(sample.output), "meta_info": meta}
 

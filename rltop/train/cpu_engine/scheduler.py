@@ -113,6 +113,11 @@ class Scheduler:
         """End samples whose id starts with `rid`, or all. They are answered with what they have."""
         self._inbox.put(lambda: self._abort(lambda sample: everything or sample.rid.startswith(rid)))
 
+    def abandon(self, samples: Sequence[Sample]) -> None:
+        """End exactly these samples: their client has gone."""
+        gone = {id(sample) for sample in samples}
+        self._inbox.put(lambda: self._abort(lambda sample: id(sample) in gone))
+
     def stop(self) -> None:
         """Abort everything and leave the loop."""
         self.abort(everything=True)
@@ -140,8 +145,8 @@ class Scheduler:
         self._release_held()
 
     def flush(self) -> bool:
-        """Empty the prompt cache. False, and nothing done, while samples are in flight."""
-        if self._in_flight():
+        """Empty the prompt cache. False, and nothing done, while samples are running or queued to run."""
+        if self._running() or (self._waiting and not self._paused):
             LOGGER.warning(
                 "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d",
                 len(self._waiting),
@@ -149,13 +154,15 @@ class Scheduler:
             )
             return False
         self._forget_prompts()
+        LOGGER.info("Cache flushed successfully!")
         return True
 
     def update(self, apply: Callable[[], None], version: str | None, *, flush: bool, source: str) -> tuple[bool, str]:
         """Change weights with `apply`, then the version label if one is given (without, the old label stays).
 
-        Returns SGLang's (success, message). With samples in flight (possible only while paused) and `flush` the
-        weights change but the call reports failure, because the samples would go on from KV of the old weights.
+        Returns SGLang's (success, message). With samples running (possible only while paused in place) and `flush`
+        the weights change but the call reports failure, because they would go on from KV of the old weights;
+        retracted ones compute theirs anew and are fine.
         """
         began = self._clock()
         apply()
@@ -163,14 +170,22 @@ class Scheduler:
             self.set_version(version)
         self.stats.weight_load_seconds[source] = self._clock() - began
         if flush and not self.flush():
-            return False, "Weights were updated, but requests are in flight, so the cache was not flushed."
+            return False, "Weights were updated, but requests are running, so the cache was not flushed."
         return True, "Succeeded to update model weights."
 
     def set_version(self, version: str) -> None:
         """Change the label; samples that already have tokens remember which label those tokens had."""
+        recorded = 0
         for sample in (*self._waiting, *(item for batch in self._batches.values() for item in batch.samples)):
             if sample.output:
                 sample.versions.append((self.live.version, len(sample.output)))
+                recorded += 1
+        LOGGER.info(
+            "Weight version changed. old_version=%r new_version=%r num_recorded=%d",
+            self.live.version,
+            version,
+            recorded,
+        )
         self.live.version = version
 
     def idle(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -51,6 +51,7 @@ class Engine:
     """Of the weights served now; a disk update moves it."""
     released: set[str] = field(default_factory=set)
     ready: bool = False
+    health_timeout_s: float = HEALTH_TIMEOUT_S
 
     async def do(self, work: Callable[[], T], *, exclusive: bool = False) -> T:
         """Run `work` in the scheduler's thread."""
@@ -124,10 +125,27 @@ async def generate(engine: Engine, request: Request) -> Response:
         if body.get("stream"):
             engine.reader.read(body, lambda index, answer: None)
             return StreamingResponse(stream(engine.reader, engine.scheduler, body), media_type="text/event-stream")
-        return _json(await collect(engine.reader, engine.scheduler, body))
+        answers = await _unless_gone(request, collect(engine.reader, engine.scheduler, body))
+        return Response() if answers is None else _json(answers)
     except ValueError as error:
         LOGGER.error("[http_server] Error: %s", error)
         return _error(HTTPStatus.BAD_REQUEST, str(error))
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None, with `work` cancelled, when the client closes the connection first."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        watch.cancel()
+        task.cancel()
 
 
 async def ready(engine: Engine, request: Request) -> Response:
@@ -159,10 +177,10 @@ async def health(engine: Engine, request: Request) -> Response:
     )
     engine.scheduler.submit([probe])
     try:
-        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+        async with asyncio.timeout(engine.health_timeout_s):
             await seen.wait()
     except TimeoutError:
-        LOGGER.error("Health check failed. No token for the last %.0f seconds.", HEALTH_TIMEOUT_S)
+        LOGGER.error("Health check failed. No token for the last %.0f seconds.", engine.health_timeout_s)
         engine.scheduler.abort("HEALTH_CHECK")
         return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE)
     return Response(status_code=HTTPStatus.OK)
@@ -173,10 +191,10 @@ async def health(engine: Engine, request: Request) -> Response:
 
 async def model_info(engine: Engine, request: Request) -> Response:
     """Identity of what is served, with the weight version."""
-    return _json(
-        engine.model_info
-        | {"model_path": engine.model_path, "weight_version": engine.scheduler.live.version, "rltop_engine": MARKER}
-    )
+    now = {"model_path": engine.model_path, "weight_version": engine.scheduler.live.version}
+    if engine.args.served_model_name == str(engine.args.model_path):
+        now["served_model_name"] = engine.model_path  # a name nobody chose follows the path
+    return _json(engine.model_info | now | {"rltop_engine": MARKER})
 
 
 async def server_info(engine: Engine, request: Request) -> Response:
@@ -212,7 +230,7 @@ async def loads(engine: Engine, request: Request) -> Response:
             "version": f"{SPOKEN_API}+rltop.{rltop.__version__}",
             "accelerator": None,
             "num_accelerators": 1,
-            "loads": [load_report(engine.scheduler.stats)],
+            "loads": [{"timestamp": time.time()} | load_report(engine.scheduler.stats)],
         }
     )
 
@@ -421,4 +439,4 @@ def _error_object(status: int, message: str, kind: str) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for HTTPException only"
-    return _error_object(error.status_code, error.detail, str(error.status_code))
+    return _json({"detail": error.detail}, error.status_code)

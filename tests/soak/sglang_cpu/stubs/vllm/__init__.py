@@ -1,0 +1,1 @@
+"""Stands in for vllm, of which SGLang's CPU path imports three operators."""
