@@ -58,7 +58,7 @@ class SpecClient:
             else:
                 self.state.update(body.get("set", {}))
                 for key in body.get("gone", []):
-                    del self.state[key]
+                    self.state.pop(key, None)
                 self.events += body.get("events", [])
             self.send("ack", {"seq": self.seq})
         self.ticks += header["t"] == "tick"
