@@ -54,7 +54,10 @@ class BackendConfig:
     """How the trainer trains. Defaults of the optimizer are slime's."""
 
     lr: float = 1e-6
-    """Constant learning rate of the policy."""
+    """Learning rate of the policy, constant after the warm-up."""
+    lr_warmup_steps: int = 0
+    """Steps over which the learning rate grows linearly to `lr`. Adam's first steps have full size in every direction,
+    noise included: without warm-up, a large `lr` undoes the cold start at once."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_eps: float = 1e-8
@@ -203,6 +206,7 @@ class MegatronBackend:
             )
             return policy_loss(log_probs, entropy, terms, loss)
 
+        self._set_lr(self._optimizer, self.config.lr * min(1.0, (self._steps + 1) / (self.config.lr_warmup_steps + 1)))
         metrics = self._backward(batches, micro_loss, self._optimizer)
         if active(self._faults, "nan-grad", rollout):
             poison(_gradients(self._model))
@@ -219,8 +223,7 @@ class MegatronBackend:
         check_samples(examples, vocab_size=self.shape.vocab_size, max_positions=self.shape.max_positions)
         if self._cold_optimizer is None:
             self._cold_optimizer = self._make_optimizer(lr)
-        for group in self._cold_optimizer.param_groups:
-            group["lr"] = lr
+        self._set_lr(self._cold_optimizer, lr)
         return [self._cold_step(self._draw(examples, batch_size)) for _ in range(steps)]
 
     def _draw(self, examples: Sequence[HasTokens], batch_size: int) -> list[HasTokens]:
@@ -344,6 +347,11 @@ class MegatronBackend:
             "lr": float(optimizer.param_groups[0]["lr"]),
             "step_skipped": 0.0 if finite else 1.0,
         }
+
+    @staticmethod
+    def _set_lr(optimizer: Any, lr: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
 
     def _make_optimizer(self, lr: float) -> Any:
         """Megatron's optimizer over the current parameters, with empty moments."""
