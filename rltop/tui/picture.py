@@ -17,7 +17,7 @@ State = Mapping[str, Any]
 QUIET_S = 15.0
 """Without a record for so long from any source a living daemon is called quiet."""
 DEAD_S = 6.0
-"""Without any frame for so long the way to the daemon is gone; the specification says 5 s, and the client says it first."""
+"""Without any frame for so long the way to the daemon is gone. The client says it first, after 5 s."""
 SLOW_PHASE = 3.0
 """A phase this many times its median is called slow."""
 

@@ -15,7 +15,10 @@ from rltop.tui.text import num
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bit of a braille dot: [column 0..1][row 0..3 from the top]."""
-_BLANK = "\N{BRAILLE PATTERN BLANK}"
+_DOTS_HIGH = 16
+"""Ends of the y axis are rounded to one dot of the smallest chart."""
+_LEAST_STEPS = 10
+_GROWTH = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,10 @@ class Plot:
 
 
 def y_axis(buckets: Sequence[Bucket], *, log: bool = False, limit: float | None = None) -> Axis | None:
-    """The range that holds all finite values. The threshold is in it when the data come within a third of it."""
+    """The range that holds all finite values, with round ends, so that it seldom moves.
+
+    The threshold is in it when the data come within a third of it.
+    """
     values = [value for bucket in buckets if bucket.finite for value in (bucket.lo, bucket.hi)]
     if log:
         values = [math.log10(value) for value in values if value > 0]
@@ -65,7 +71,24 @@ def y_axis(buckets: Sequence[Bucket], *, log: bool = False, limit: float | None 
     if hi - lo <= 1e-12 * max(abs(lo), abs(hi), 1e-300):
         room = 0.5 if log else abs(hi) * 0.1 or 1.0
         return Axis(lo - room, hi + room, log) if lo != 0 or log else Axis(0.0, 1.0)
-    return Axis(lo, hi, log)
+    unit = _round_unit((hi - lo) / _DOTS_HIGH)
+    return Axis(math.floor(lo / unit + 1e-9) * unit, math.ceil(hi / unit - 1e-9) * unit, log)
+
+
+def _round_unit(width: float) -> float:
+    """The largest of 1, 2, 5 times a power of ten that is at most `width`."""
+    power = 10.0 ** math.floor(math.log10(width))
+    return next(factor * power for factor in (5, 2, 1) if factor * power <= width * (1 + 1e-9))
+
+
+def headroom(length: float) -> float:
+    """Length of the x axis for a run of `length` steps: up to 15 % more, in jumps.
+
+    Between two jumps the drawn points stay where they are: the picture is calm and little has to be painted.
+    """
+    if length <= _LEAST_STEPS:
+        return _LEAST_STEPS
+    return float(_LEAST_STEPS * _GROWTH ** math.ceil(math.log(length / _LEAST_STEPS, _GROWTH) - 1e-9))
 
 
 def draw(

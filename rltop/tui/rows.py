@@ -76,6 +76,28 @@ def painted_to(old: Row, new: Row, width: int) -> int:
     return max(0, end)
 
 
+def merged(row: Row) -> list[Span]:
+    """`row` with as few spans as possible: blanks look the same in any colour, so they join their neighbours.
+
+    Every span costs about 40 bytes of escape sequences. A selected row has a background, so blanks stay on their side.
+    """
+    out: list[Span] = []
+    for text, style in row:
+        if not text:
+            continue
+        if out:
+            before, last = out[-1]
+            same_ground = ("+sel" in last) == ("+sel" in style)
+            if style == last or (same_ground and text.isspace()):
+                out[-1] = (before + text, last)
+                continue
+            if same_ground and before.isspace():
+                out[-1] = (before + text, style)
+                continue
+        out.append((text, style))
+    return out
+
+
 def window(count: int, cursor: int, top: int, height: int) -> int:
     """New `top` of a list of `count` rows so that `cursor` is visible in `height` rows and no row is wasted."""
     if height <= 0:

@@ -141,7 +141,7 @@ def status_style(status: str) -> str:
 class Palette:
     """Style name -> style, for one theme.
 
-    Names: text, strong, dim, faint, rule, accent, ok, warn, bad, data, limit; followed by any of the flags `+b` (bold),
+    Names: text, strong, note, dim, faint, rule, accent, ok, warn, bad, data, limit; followed by any of the flags `+b` (bold),
     `+sel` (selected row) and `+grey` (the connection is lost: everything in one grey).
     """
 
@@ -177,6 +177,7 @@ def _ansi_base() -> dict[str, Style]:
     return {
         "text": Style(),
         "strong": Style(bold=True),
+        "note": Style(),
         "dim": Style(dim=True),
         "faint": Style(dim=True),
         "rule": Style(dim=True),
@@ -194,6 +195,7 @@ def _true_base(theme: Theme) -> dict[str, Style]:
     plain = {
         "text": _mix(theme, "foreground", 0.92),
         "strong": _mix(theme, "foreground", 1.0),
+        "note": _mix(theme, "foreground", 0.75),
         "dim": _mix(theme, "foreground", 0.6),
         "faint": _mix(theme, "foreground", 0.42),
         "rule": _mix(theme, "foreground", 0.22),

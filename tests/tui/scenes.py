@@ -103,7 +103,7 @@ def engine(name: str, index: int = 0, **more: Any) -> dict[str, Any]:
     return base | more
 
 
-def curves(count: int = 43, seed: int = 7) -> dict[str, list[float]]:
+def curves(count: int = 200, seed: int = 7) -> dict[str, list[float]]:
     """Curves of a run that learns."""
     rng = random.Random(seed)
 
@@ -198,7 +198,7 @@ def healthy(client: FakeClient) -> None:
     for item in passing():
         client.put(f"check/{item['id']}", item)
     client.put("checks", {"root_causes": [], "summary": {"pass": 7, "skip": 1}})
-    feed_curves(client, curves())
+    feed_curves(client, {name: column[:43] for name, column in curves().items()})
     for name, value in (("rollout_time", 1.92), ("step_time", 3.3), ("update_weights_time", 0.21)):
         client.metric(f"perf/{name}", 42, value)
     for text in ("daemon 0.1.0 listens", "trainer started, pid 4242", "engine 0 is up: CPU engine"):
@@ -215,7 +215,7 @@ def failing(client: FakeClient) -> None:
     healthy(client)
     faults = ["engine weights: layers 0 and 1 swapped at sync 30", "NaN gradient at step 33"]
     client.put("run", RUN | {"injected_faults": faults})
-    values = curves()
+    values = {name: column[:43] for name, column in curves().items()}
     values[GAP][30:] = [0.21 + 0.02 * math.sin(i) for i in range(13)]
     values["train/grad_norm"][33] = math.nan
     values["train/grad_norm"][36] = 14.2
@@ -313,8 +313,8 @@ def fleet_round(client: FakeClient, number: int, share: float = 1.0) -> None:
         value = engine(str(index), index, state=state, weight_version=version, generation=generation, **load)
         client.put(f"engine/{index}", value)
     if number:
-        for name in curves(1):
-            client.metric(name, 42 + number, rng.uniform(0.1, 0.9))
+        for name, column in curves(200).items():
+            client.metric(name, 42 + number, column[42 + number])
         client.event(f"rollout {42 + number}: reward {rng.uniform(0.1, 0.9):.2f}")
 
 

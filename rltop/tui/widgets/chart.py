@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rltop.tui.history import Bucket, History
 from rltop.tui.picture import CHARTS, ChartSpec, chart_key, check_status, threshold
-from rltop.tui.plot import Plot, draw
+from rltop.tui.plot import Plot, draw, headroom
 from rltop.tui.rows import Row, Span, columns, extend, row_cells, split
 from rltop.tui.text import fit, num, pad
 from rltop.tui.theme import status_style
@@ -56,19 +56,22 @@ class ChartsView:
         span = history.span
         if span is None:
             return None
-        length = span[1] - span[0]
+        length = headroom(span[1] - span[0])
         width = length / 2**self.zoom
         right = span[0] + length * self.end
+        if self.zoom and self.end >= 1.0:
+            right = span[1]  # zoomed to the newest: no empty room
         return (right - width, right)
 
     def summary(self, frame: Frame) -> Row:
         keys = self._keys(frame)
-        ranges = [(key, self.range_of(frame.histories[key])) for key in keys if key in frame.histories]
-        shown = next((item for item in ranges if item[1] is not None), None)
-        if shown is None or shown[1] is None:
+        key = next((key for key in keys if key in frame.histories), "")
+        span = self.range_of(frame.histories[key]) if key else None
+        if span is None:
             return ()
-        axis = "step" if shown[0].startswith("train/") else "rollout"
-        row: list[Span] = [(f"{axis}s {_step(shown[1][0])}-{_step(shown[1][1])}", "dim")]
+        axis = "step" if key.startswith("train/") else "rollout"
+        newest = min(span[1], frame.histories[key].buckets[-1].step)
+        row: list[Span] = [(f"{axis}s {_step(span[0])}-{_step(newest)}", "dim")]
         if self.zoom:
             row.insert(0, (f"1/{2**self.zoom} of the run  ", "accent"))
         return tuple(row)
@@ -138,7 +141,7 @@ class ChartsView:
         status = check_status(spec, frame.state)
         mark = f"{frame.glyphs.status(status)} " if status in ("fail", "warn") else " "
         name = f"KL ({key.rsplit('/', 1)[1]})" if spec.title == "KL" else spec.title
-        left: list[Span] = [(mark, status_style(status)), (name, "strong" if focused else "text")]
+        left: list[Span] = [(mark, status_style(status)), (name, "strong")]
         notes: list[Span] = []
         if history.bad:
             notes.append((f" NaN{frame.glyphs.times}{num(history.bad)}", "bad"))
@@ -195,7 +198,7 @@ class ChartsView:
                 step = -jump if action in ("up", "previous-tab") else jump
                 self.selected = (self.selected + step) % len(CHARTS)
             case "left" | "right":
-                self._move(-1 if action == "left" else 1)
+                self._move(-1 if action == "left" else 1, frame)
             case "home":
                 self._pan(0.0)
             case "end":
@@ -219,10 +222,19 @@ class ChartsView:
     def _across(self) -> int:
         return sum(1 for box in self.cell_map if box[1] == 0) or 1
 
-    def _move(self, step: int) -> None:
+    def _newest_share(self, frame: Frame) -> float:
+        """Where the newest point of the selected chart lies in the time range, 0..1."""
+        key = chart_key(CHARTS[self.selected], frame.state)
+        history = frame.histories.get(key) if key is not None else None
+        span = self.range_of(history) if history is not None else None
+        if history is None or span is None or span[1] <= span[0]:
+            return 1.0
+        return min(1.0, max(0.0, (history.buckets[-1].step - span[0]) / (span[1] - span[0])))
+
+    def _move(self, step: int, frame: Frame) -> None:
         """The cursor starts at the newest point and drags the time range along at its edges."""
         if self.cursor is None:
-            self.cursor = 1.0
+            self.cursor = self._newest_share(frame)
             return
         moved = self.cursor + step / max(1, self.plot_cells - 1)
         if not 0.0 <= moved <= 1.0 and self.zoom:

@@ -41,7 +41,6 @@ class EventsView:
         return ()
 
     def summary(self, frame: Frame) -> Row:
-        items = self._items(frame)
         missed = sum(hi - lo + 1 for lo, hi in frame.gaps)
         row: list[Span] = []
         if missed:
@@ -49,9 +48,10 @@ class EventsView:
         if self.level != 1:
             row += [(f"{LEVELS[self.level]} and worse", "accent"), ("  ", "text")]
         if self.picker.key is not None:
+            items = self._items(frame)
             row += [("not following, G follows", "accent"), ("  ", "text")]
-        count = self.picker.position(len(items)) or f"{len(items)}"
-        return (*row, (count, "dim"))
+            row.append((self.picker.position(len(items)), "dim"))
+        return tuple(row)
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
         items = self._items(frame)
@@ -148,12 +148,15 @@ def _gap_row(item: _Item, frame: Frame, width: int) -> Row:
 
 def _event_row(event: Mapping[str, Any], frame: Frame) -> Row:
     level = str(event.get("level", "info"))
-    style = status_style(level) if level in ("warn", "error") else "dim" if level == "debug" else "text"
+    style = status_style(level) if level in ("warn", "error") else "faint" if level == "debug" else "note"
     when = event.get("t")
     kind = frame.safe(event.get("kind", ""))
     word = f"{level.upper()} " if level == "error" else f"{level} " if level == "warn" else ""
     return (
-        (f" {frame.clock(when) if isinstance(when, int | float) else '--:--:--'} ", "faint"),
+        (
+            f" {frame.clock(when) if isinstance(when, int | float) else '--:--:--'} ",
+            "faint" if level != "info" else style,
+        ),
         (f"{frame.glyphs.level(level)} {word}", style),
         (f"{kind} " if kind not in ("log", "") else "", "dim"),
         (_headline(event, frame), style),

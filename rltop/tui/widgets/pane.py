@@ -10,7 +10,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from rltop.tui.rows import Row, extend, painted_to
+from rltop.tui.rows import Row, extend, merged, painted_to
 from rltop.tui.theme import Palette
 
 
@@ -85,18 +85,7 @@ class Pane(Widget):
         if y >= len(self._rows):
             return Strip.blank(self.size.width, self._palette["text" + self._flag])
         palette, flag = self._palette, self._flag
-        segments: list[Segment] = []
-        run, run_style = "", ""
-        for text, style in self._rows[y]:
-            if style == run_style:
-                run += text
-                continue
-            if run:
-                segments.append(Segment(run, palette[run_style + flag]))
-            run, run_style = text, style
-        if run:
-            segments.append(Segment(run, palette[run_style + flag]))
-        return Strip(segments)
+        return Strip([Segment(text, palette[style + flag]) for text, style in merged(self._rows[y])])
 
     def on_click(self, event: events.Click) -> None:
         """Hand a click to whoever owns the pane, in cells of the pane."""

@@ -25,6 +25,7 @@ class Column:
     widest: int = 0
 
 
+# A healthy engine is plain text: what is coloured is what wants to be looked at, and a row of one colour is few bytes.
 def _state(view: EngineView, frame: Frame, width: int) -> Span:
     glyphs = frame.glyphs
     word = frame.safe(view.state) or "unknown"
@@ -36,7 +37,7 @@ def _state(view: EngineView, frame: Frame, width: int) -> Span:
         case 2 if view.error:
             return f"{glyphs.warn} {word}", "warn"
         case _ if view.state == "HEALTHY":
-            return f"{glyphs.live} {word.lower()}", "ok"
+            return f"{glyphs.live} {word.lower()}", "text"
         case _:
             return f"{glyphs.dot} {word.lower()}", "text"
 
@@ -49,7 +50,7 @@ def _weights(view: EngineView, frame: Frame, width: int) -> Span:
 
 def _kv(view: EngineView, frame: Frame, width: int) -> Span:
     if view.kv is None:
-        return "-", "dim"
+        return "-", "text"
     share = min(1.0, max(0.0, view.kv))
     style = "warn" if share > 0.9 else "text"
     text = f"{share * 100:3.0f}%"
@@ -60,7 +61,7 @@ def _kv(view: EngineView, frame: Frame, width: int) -> Span:
 
 
 def _count(value: float | None) -> Span:
-    return (num(value), "text") if value else ("0" if value == 0 else "-", "dim")
+    return num(value), "text"
 
 
 def _queued(view: EngineView, frame: Frame, width: int) -> Span:
@@ -69,7 +70,7 @@ def _queued(view: EngineView, frame: Frame, width: int) -> Span:
 
 
 def _graph(view: EngineView, frame: Frame, width: int) -> Span:
-    return ("-", "dim") if view.graph is None else ("on", "text") if view.graph else ("off", "warn")
+    return ("-", "dim") if view.graph is None else ("on", "dim") if view.graph else ("off", "text")
 
 
 def _age(view: EngineView, frame: Frame, width: int) -> Span:
@@ -79,23 +80,35 @@ def _age(view: EngineView, frame: Frame, width: int) -> Span:
     return coarse_age(since), "warn" if since > 30 else "text" if since > 3 else "dim"
 
 
+def _accept(view: EngineView, frame: Frame, width: int) -> Span:
+    return "-" if view.accept is None else f"{view.accept:.2f}", "text"
+
+
+def _kind(view: EngineView, frame: Frame, width: int) -> Span:
+    return frame.safe(view.kind) or "-", "dim" if view.kind == "SGLang" else "accent"
+
+
+def _ends(text: str, frame: Frame, width: int, style: str) -> Span:
+    """Ids and hosts differ at both ends."""
+    return fit_middle(frame.safe(text) or "-", width, mark=frame.glyphs.cut), style
+
+
+# What changes with every scrape stands left of what hardly ever changes, and neighbours share a style: both save bytes.
 COLUMNS: tuple[Column, ...] = (
-    Column("id", 4, 0, lambda v, f, w: (fit_middle(f.safe(v.id), w, mark=f.glyphs.cut), "strong"), widest=16),
+    Column("id", 4, 0, lambda view, frame, width: _ends(view.id, frame, width, "text"), widest=16),
     Column("state", 13, 0, _state),
     Column("weights", 9, 0, _weights, widest=16),
-    Column("run", 4, 0, lambda v, f, w: _count(v.running), right=True),
+    Column("run", 4, 0, lambda view, frame, width: _count(view.running), right=True),
     Column("queue", 5, 0, _queued, right=True),
-    Column("tok/s", 6, 0, lambda v, f, w: _count(v.tokens_per_s), right=True),
+    Column("tok/s", 6, 0, lambda view, frame, width: _count(view.tokens_per_s), right=True),
     Column("KV use", 6, 0, _kv, right=True, widest=5 + _BAR),
+    Column("accept", 6, 3, _accept, right=True),
     Column("seen", 4, 1, _age, right=True),
-    Column("kind", 10, 1, lambda v, f, w: (f.safe(v.kind) or "-", "dim" if v.kind == "SGLang" else "accent")),
+    Column("kind", 10, 1, _kind),
     Column("graph", 5, 2, _graph),
-    Column(
-        "accept", 6, 3, lambda v, f, w: ("-", "dim") if v.accept is None else (f"{v.accept:.2f}", "text"), right=True
-    ),
-    Column("gen", 3, 4, lambda v, f, w: ("-" if v.generation is None else str(v.generation), "dim"), right=True),
-    Column("host", 8, 5, lambda v, f, w: (fit_middle(f.safe(v.host) or "-", w, mark=f.glyphs.cut), "dim"), widest=24),
-    Column("version", 8, 6, lambda v, f, w: (f.safe(v.version) or "-", "dim"), widest=14),
+    Column("gen", 3, 4, lambda view, frame, width: ("-" if view.generation is None else str(view.generation), "dim")),
+    Column("host", 8, 5, lambda view, frame, width: _ends(view.host, frame, width, "dim"), widest=24),
+    Column("version", 8, 6, lambda view, frame, width: _ends(view.version, frame, width, "dim"), widest=14),
 )
 SORTS: tuple[tuple[str, Callable[[EngineView], tuple[object, ...]]], ...] = (
     ("worst first", lambda view: (view.trouble, natural(view.id))),
