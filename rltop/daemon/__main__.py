@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import os
 import sys
@@ -16,8 +15,8 @@ from typing import Any
 
 from rltop import runs
 from rltop.daemon.app import DaemonOptions, serve
+from rltop.daemon.live_checks import LiveChecks
 from rltop.daemon.sources import Scrape
-from rltop.daemon.verdicts import Checks
 from rltop.errors import RltopError
 
 
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = runs.private_dir(options.run_dir) if options.run_dir else runs.make_run_dir(options.run)
         runs.check_name(run_dir.name)
         daemon = DaemonOptions(run_dir=run_dir, trainer=options.trainer, config=_config(options.config))
-        return asyncio.run(serve(daemon, checks=_checks(), scrape=_scrape()))
+        return asyncio.run(serve(daemon, checks=LiveChecks(), scrape=_scrape()))
     except RltopError as error:
         print(f"rltop daemon: {error}", file=sys.stderr)
         return error.exit_code
@@ -53,15 +52,6 @@ def _config(path: Path | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RltopError("the configuration is not a JSON object", where=str(path))
     return found
-
-
-def _checks() -> Checks | None:
-    try:
-        module = importlib.import_module("rltop.daemon.live_checks")
-    except ModuleNotFoundError:
-        return None
-    checks: Checks = module.LiveChecks()
-    return checks
 
 
 def _scrape() -> Scrape:

@@ -6,7 +6,7 @@ the daemon goes on and the last verdicts stay, marked by that event.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -43,12 +43,12 @@ class Verdicts:
     def restore(self, kept: Sequence[Record]) -> None:
         """Take over the verdicts of an earlier daemon, and show the checks the records that were kept, oldest first.
 
-        The checks have seen little of what led to those verdicts; as long as they can say nothing better than `skip`,
-        the old verdict stands.
+        The checks have not seen what led to those verdicts, and a fault is not gone because its evidence was forgotten:
+        until the next start of the run the worse of the old and the new verdict stands, the old one marked `restored`.
         """
         for key in self._core.table.keys("check/"):
             if (verdict := self._core.table.get(key))["status"] != "skip":
-                self._restored[verdict["id"]] = verdict
+                self._restored[verdict["id"]] = {**verdict, "restored": True}
         for record in kept:
             self._feed(record)
 
@@ -89,30 +89,35 @@ class Verdicts:
         for verdict in report.verdicts:
             by_id.setdefault(verdict.id, []).append(verdict)
         for check_id, found in by_id.items():
-            if any(verdict.status != "skip" for verdict in found):
-                self._restored.pop(check_id, None)
-            if check_id not in self._restored:
-                self._publish(check_id, found)
-        self._publish_summary(report)
+            worst = min(found, key=lambda verdict: _RANK[verdict.status])
+            old = self._restored.get(check_id)
+            if old is not None and _RANK[old["status"]] >= _RANK[worst.status]:
+                self._restored.pop(check_id)
+                old = None
+            if old is None:
+                self._publish(worst, len(found))
+            else:
+                self._core.set(f"check/{check_id}", old)
+        self._publish_summary(report, by_id)
 
-    def _publish_summary(self, report: Report) -> None:
+    def _publish_summary(self, report: Report, by_id: Mapping[str, Sequence[Verdict]]) -> None:
         summary: dict[str, int] = {str(status): count for status, count in report.summary.items()}
         root_causes = list(report.root_causes)
-        for check_id, verdict in self._restored.items():
-            summary["skip"] = max(0, summary.get("skip", 0) - 1)
-            summary[verdict["status"]] = summary.get(verdict["status"], 0) + 1
-            if verdict["status"] in ("fail", "warn") and not verdict["consequence_of"]:
+        for check_id, old in self._restored.items():
+            for verdict in by_id.get(check_id, ()):
+                summary[verdict.status] -= 1
+            summary[old["status"]] = summary.get(old["status"], 0) + 1
+            if old["status"] in ("fail", "warn") and not old["consequence_of"] and check_id not in root_causes:
                 root_causes.append(check_id)
         self._core.set("checks", {"root_causes": root_causes, "summary": summary})
 
-    def _publish(self, check_id: str, found: Sequence[Verdict]) -> None:
-        worst = min(found, key=lambda verdict: _RANK[verdict.status])
-        key = f"check/{check_id}"
+    def _publish(self, worst: Verdict, subjects: int) -> None:
+        check_id, key = worst.id, f"check/{worst.id}"
         before: dict[str, Any] | None = self._core.table.get(key)
         now = self._core.now()
         was = None if before is None else before["status"]
         since = now if before is None or was != worst.status else before["since"]
-        value = {**trim(msgspec.to_builtins(worst, enc_hook=str)), "subjects": len(found), "since": since}
+        value = {**trim(msgspec.to_builtins(worst, enc_hook=str)), "subjects": subjects, "since": since}
         self._core.set(key, value)
         if was == worst.status or (was is None and worst.status == "skip"):
             return  # at the start everything is "not measured yet": no news

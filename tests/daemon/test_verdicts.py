@@ -1,0 +1,128 @@
+"""Live checks on the wire: verdict keys, events on change, and checks that fail themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltop.checks.verdict import Report, Status, Verdict
+from rltop.daemon.verdicts import Verdicts
+from rltop.protocol.messages import Record
+from tests.daemon.fakes import FakeCore, Trainer
+
+
+class FakeChecks:
+    """Says what the test wants it to say."""
+
+    def __init__(self) -> None:
+        self.fed: list[Record] = []
+        self.reports = 0
+        self.next = report(("train.nan", "skip"))
+        self.error: Exception | None = None
+
+    def feed(self, record: Record) -> None:
+        if self.error is not None:
+            raise self.error
+        self.fed.append(record)
+
+    def report(self) -> Report:
+        self.reports += 1
+        if self.error is not None:
+            raise self.error
+        return self.next
+
+
+def report(*found: tuple[str, Status], causes: tuple[str, ...] = ()) -> Report:
+    verdicts = tuple(Verdict(name, status, rollout=3, cause=f"{name} is {status}") for name, status in found)
+    summary = {status: sum(v.status == status for v in verdicts) for status in ("pass", "info", "warn", "fail", "skip")}
+    return Report(verdicts, causes, summary)
+
+
+class Desk:
+    def __init__(self, core: FakeCore | None = None) -> None:
+        self.core = core or FakeCore()
+        self.checks = FakeChecks()
+        self.verdicts = Verdicts(self.core, self.checks)
+        self.trainer = Trainer()
+
+    def say(self, *found: tuple[str, Status], causes: tuple[str, ...] = ()) -> None:
+        self.checks.next = report(*found, causes=causes)
+        self.verdicts.feed(self.trainer.metrics(1, {"x": 1.0}))
+        self.verdicts.refresh()
+
+    def key(self, name: str) -> Any:
+        return self.core.table.get(f"check/{name}")
+
+
+def test_a_change_of_status_is_an_event_and_keeps_its_time() -> None:
+    desk = Desk()
+    desk.say(("train.nan", "skip"))
+    assert desk.core.events("verdict") == [], "nothing measured yet is no news"
+    desk.core.time = 1010.0
+    desk.say(("train.nan", "pass"))
+    desk.core.time = 1020.0
+    desk.say(("train.nan", "pass"))
+    assert (desk.key("train.nan")["status"], desk.key("train.nan")["since"]) == ("pass", 1010.0)
+    desk.say(("train.nan", "fail"), causes=("train.nan",))
+    first, second = desk.core.events("verdict")
+    assert (first["from"], first["to"], second["from"], second["to"]) == ("skip", "pass", "pass", "fail")
+    assert (second["level"], second["id"], second["rollout"]) == ("error", "train.nan", 3)
+    assert "train.nan is fail" in second["text"]
+    assert desk.core.table.get("checks") == {
+        "root_causes": ["train.nan"],
+        "summary": {"pass": 0, "info": 0, "warn": 0, "fail": 1, "skip": 0},
+    }
+    assert [was for _, _, was in desk.core.written.told("verdict")] == ["skip", "pass"]
+
+
+def test_the_worst_of_several_subjects_is_shown() -> None:
+    desk = Desk()
+    desk.say(("engine.x", "pass"), ("engine.x", "fail"), ("engine.x", "skip"))
+    assert (desk.key("engine.x")["status"], desk.key("engine.x")["subjects"]) == ("fail", 3)
+
+
+def test_nothing_is_evaluated_when_nothing_was_fed() -> None:
+    desk = Desk()
+    desk.verdicts.refresh()
+    desk.say(("a.b", "pass"))
+    desk.verdicts.refresh()
+    assert desk.checks.reports == 1
+
+
+def test_checks_that_fail_are_shown_once_counted_and_leave_the_last_verdicts() -> None:
+    desk = Desk()
+    desk.say(("a.b", "pass"))
+    desk.checks.error = ZeroDivisionError("by zero")
+    for _ in range(5):
+        desk.verdicts.feed(desk.trainer.metrics(1, {"x": 1.0}))
+        desk.verdicts.refresh()
+    assert desk.verdicts.errors == 10
+    errors = [text for text in desk.core.texts("log") if "by zero" in text]
+    assert len(errors) == 2
+    assert desk.key("a.b")["status"] == "pass"
+
+
+def test_a_build_without_checks_publishes_nothing() -> None:
+    core = FakeCore()
+    verdicts = Verdicts(core, None)
+    verdicts.feed(Trainer().metrics(1, {"x": 1.0}))
+    verdicts.refresh()
+    assert core.table.keys("check") == []
+
+
+def test_old_faults_stand_after_a_restart_until_the_run_starts_anew() -> None:
+    old = Desk()
+    old.say(("bad", "fail"), ("good", "pass"), ("worse", "warn"), causes=("bad", "worse"))
+    new = Desk(old.core)
+    kept = [new.trainer.record("run", {"framework": "x"})]
+    new.verdicts.restore(kept)
+    assert new.checks.fed == kept, "what the journal kept is shown to the checks"
+    new.say(("bad", "pass"), ("good", "pass"), ("worse", "fail"), causes=("worse",))
+    assert (new.key("bad")["status"], new.key("bad")["restored"]) == ("fail", True)
+    assert "restored" not in new.key("good")
+    assert (new.key("worse")["status"], "restored" in new.key("worse")) == ("fail", False)
+    checks = new.core.table.get("checks")
+    assert checks["root_causes"] == ["worse", "bad"]
+    assert (checks["summary"]["fail"], checks["summary"]["pass"]) == (2, 1)
+    new.verdicts.feed(new.trainer.record("run", {"framework": "x"}))
+    new.say(("bad", "pass"), ("good", "pass"), ("worse", "pass"))
+    assert (new.key("bad")["status"], "restored" in new.key("bad")) == ("pass", False)
