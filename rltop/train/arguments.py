@@ -1,0 +1,301 @@
+"""Arguments of `rltop train`, under slime's names, and the checks that need nothing but the arguments.
+
+Unlike slime, a flag that is not understood is an error that names the closest known ones, and batch sizes that do not
+divide are refused with the arithmetic written out (check `args.batch`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rltop.errors import RltopError
+from rltop.train.flags import flag_names, parse_flags
+
+EngineKind = Literal["cpu", "sglang"]
+Transport = Literal["disk", "tensor"]
+KlLossType = Literal["k1", "k2", "k3", "low_var_kl"]
+LogProbsPass = Literal["always", "auto"]
+SGLANG_PREFIX = "--sglang-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Everything a run is told. Field order is the order of `--help`; field docstrings are its text."""
+
+    hf_checkpoint: Path | None = None
+    """Hugging Face checkpoint to train; without it rltop makes its own tiny Qwen3 with a vocabulary of bytes."""
+    ref_load: Path | None = None
+    """Hugging Face checkpoint of the reference model; without it the weights at the start of the run."""
+    save_dir: Path | None = None
+    """Keeps the base checkpoint, the final checkpoint and the logs; without it they go with the run."""
+
+    num_rollout: int = 100
+    """Rollouts, each followed by its optimizer steps and a weight sync."""
+    rollout_batch_size: int = 16
+    """Prompts per rollout."""
+    n_samples_per_prompt: int = 16
+    """Responses per prompt: one group, over which rewards are normalised."""
+    global_batch_size: int | None = None
+    """Samples per optimizer step; without it (and without steps) all samples of a rollout."""
+    num_steps_per_rollout: int | None = None
+    """Optimizer steps per rollout; sets the global batch size."""
+    rollout_temperature: float = 1.0
+    """Sampling temperature; the trainer divides its logits by it too."""
+    rollout_max_response_len: int = 24
+    """Longest response, in tokens."""
+    apply_chat_template: bool = False
+    """Render prompts with the checkpoint's chat template."""
+    cold_start_steps: int = 0
+    """Supervised steps on worked examples of the task before the first rollout."""
+    cold_start_lr: float = 3e-3
+    """Learning rate of the supervised steps."""
+
+    lr: float = 1e-3
+    """Learning rate of Adam, constant after the warm-up."""
+    lr_warmup_iters: int = 0
+    """Optimizer steps over which the learning rate grows from almost 0: Adam's first steps have full size in every
+    direction, noise included."""
+    clip_grad: float = 1.0
+    """Largest global gradient norm; 0 does not clip."""
+    max_tokens_per_gpu: int = 4096
+    """Most tokens, padding included, in one micro-batch; a longer sample gets one of its own."""
+    eps_clip: float = 0.2
+    """Lower clip range of the policy ratio (1 - eps_clip)."""
+    eps_clip_high: float | None = None
+    """Upper clip range (1 + eps_clip_high); without it eps_clip."""
+    use_kl_loss: bool = False
+    """Run the reference model and add its KL to the loss."""
+    kl_loss_coef: float = 0.0
+    """Weight of the KL term; 0 with --use-kl-loss measures it without using it."""
+    kl_loss_type: KlLossType = "k3"
+    """Estimator of the KL; k1 is signed, low_var_kl is k3 with clamping."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    calculate_per_token_loss: bool = False
+    """Mean over all tokens of a step instead of the mean of the samples' means."""
+    log_probs_pass: LogProbsPass = "auto"
+    """auto: with one step per rollout the actor's separate pass is skipped, as in slime, and ppo_kl is 0 by
+    construction; always: it runs, so that ppo_kl and rollout/log_probs are measured."""
+
+    engine: EngineKind = "cpu"
+    """cpu: rltop's own CPU engine, a stand-in that speaks SGLang's HTTP API; sglang: real SGLang."""
+    engine_python: Path | None = None
+    """Python of the environment that has SGLang; without it the one that runs rltop."""
+    rollout_num_engines: int = 1
+    """Engines, each in its own process; slime's rollout GPUs divided by the GPUs per engine."""
+    weight_transport: Transport = "disk"
+    """How weights reach the engines after every step: a checkpoint on disk, or tensors over HTTP."""
+
+    seed: int = 1234
+    """Weights, cold start, prompts and samples all follow from it."""
+    deterministic: bool = False
+    """Fixed sample-to-engine map, fixed batches, deterministic kernels: two runs give the same bits."""
+    inject: tuple[str, ...] = ()
+    """Plants a fault, NAME or NAME@ROLLOUT, to rehearse finding it; may be repeated."""
+    ray_address: str | None = None
+    """Ray cluster to join (also RAY_ADDRESS); without it a private one is started on this machine."""
+    json: bool = False
+    """Print one JSON object on standard output at the end."""
+
+    sglang_args: tuple[str, ...] = field(default=(), metadata={"flag": False})
+    """Tokens for the engine's own command line: what was given as --sglang-X, without the prefix."""
+
+    @property
+    def samples_per_rollout(self) -> int:
+        """Prompts times responses per prompt."""
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def step_size(self) -> int:
+        """Samples per optimizer step, resolved from whichever flag was given."""
+        if self.num_steps_per_rollout is not None:
+            return self.samples_per_rollout // self.num_steps_per_rollout
+        return self.global_batch_size or self.samples_per_rollout
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimizer steps per rollout, at least 1."""
+        return self.samples_per_rollout // self.step_size
+
+    @property
+    def runs_actor_pass(self) -> bool:
+        """Whether `rollout/log_probs` is measured by a pass of its own.
+
+        slime's rule: with exactly one step per rollout the pass would repeat the training forward and is skipped.
+        """
+        return self.log_probs_pass == "always" or self.steps_per_rollout > 1
+
+    def plants(self, fault: str) -> bool:
+        """Whether `--inject` names this fault, with or without `@ROLLOUT`."""
+        return any(text.partition("@")[0] == fault for text in self.inject)
+
+    def as_args(self) -> dict[str, Any]:
+        """Effective arguments for the record `run`: slime's names with underscores, plain values."""
+        args = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return args | {"global_batch_size": self.step_size, "num_steps_per_rollout": self.steps_per_rollout}
+
+
+def parse_args(argv: Sequence[str], *, default_ray_address: str | None = None) -> TrainConfig:
+    """Config from a command line. Raises RltopError with exit code 2; `--help` raises SystemExit(0).
+
+    default_ray_address: what RAY_ADDRESS says.
+    """
+    parsed = parse_flags(
+        TrainConfig,
+        argv,
+        prog="rltop train",
+        passthrough=SGLANG_PREFIX,
+        about="GRPO on Ray actors: Megatron-Core trains, SGLang (or rltop's CPU engine) generates.",
+    )
+    sglang_args = tuple(_unprefixed(token) for token in parsed.passthrough)
+    config = TrainConfig(**({"ray_address": default_ray_address} | parsed.values), sglang_args=sglang_args)
+    validate(config)
+    return config
+
+
+def validate(config: TrainConfig) -> None:
+    """Raise RltopError for the first thing that cannot work; see `_RANGES` and `_check_batch`."""
+    for name, (low, what) in _RANGES.items():
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise RltopError(f"{what} must be at least {low}", where=_flag(name), why=f"it is {value}")
+    if config.rollout_temperature <= 0:
+        raise RltopError(
+            "the temperature must be above 0",
+            where="--rollout-temperature",
+            why=f"it is {config.rollout_temperature}: greedy samples have no log-probabilities to train on",
+        )
+    if config.lr <= 0:
+        raise RltopError("the learning rate must be above 0", where="--lr", why=f"it is {config.lr}")
+    if config.kl_loss_coef != 0 and not config.use_kl_loss:
+        raise RltopError(
+            "a KL coefficient without a KL term",
+            where="--kl-loss-coef",
+            why=f"it is {config.kl_loss_coef}, but without --use-kl-loss the reference model never runs",
+            do="--use-kl-loss",
+        )
+    if config.ref_load is not None and not config.use_kl_loss:
+        raise RltopError(
+            "a reference checkpoint that nothing reads",
+            where="--ref-load",
+            why="without --use-kl-loss the reference model never runs",
+            do="--use-kl-loss",
+        )
+    if config.engine == "cpu" and (config.sglang_args or config.engine_python):
+        raise RltopError(
+            "SGLang's settings for an engine that is not SGLang",
+            where=f"{SGLANG_PREFIX}{config.sglang_args[0].lstrip('-')}" if config.sglang_args else "--engine-python",
+            why="--engine is cpu, rltop's own stand-in",
+            do="--engine sglang",
+        )
+    _check_batch(config)
+    if config.inject:
+        from rltop.train.inject import parse_fault  # needs torch, which a plain mistake must not wait for
+
+        for text in config.inject:
+            parse_fault(text)
+
+
+_RANGES: dict[str, tuple[float, str]] = {
+    "num_rollout": (1, "the number of rollouts"),
+    "rollout_batch_size": (1, "the number of prompts"),
+    "n_samples_per_prompt": (2, "a group, whose rewards are normalised over it,"),
+    "global_batch_size": (1, "the global batch size"),
+    "num_steps_per_rollout": (1, "the number of steps"),
+    "rollout_max_response_len": (1, "the longest response"),
+    "rollout_num_engines": (1, "the number of engines"),
+    "cold_start_steps": (0, "the number of cold-start steps"),
+    "lr_warmup_iters": (0, "the number of warm-up steps"),
+    "max_tokens_per_gpu": (1, "the micro-batch"),
+    "clip_grad": (0, "the gradient clip"),
+    "eps_clip": (0, "the clip range"),
+    "eps_clip_high": (0, "the clip range"),
+    "entropy_coef": (0, "the entropy coefficient"),
+    "kl_loss_coef": (0, "the KL coefficient"),
+    "seed": (0, "the seed"),
+}
+"""Field -> smallest legal value and what it is called."""
+
+
+def _check_batch(config: TrainConfig) -> None:
+    """slime's arithmetic: samples = prompts x responses, split evenly over the optimizer steps of a rollout."""
+    samples = config.samples_per_rollout
+    total = f"--rollout-batch-size {config.rollout_batch_size} x --n-samples-per-prompt {config.n_samples_per_prompt}"
+    total = f"{total} = {samples} samples per rollout"
+    steps, batch = config.num_steps_per_rollout, config.global_batch_size
+    if steps is not None and samples % steps:
+        raise RltopError(
+            "batch sizes do not divide",
+            where="--num-steps-per-rollout",
+            why=f"{total}, and {samples} / {steps} steps leaves {samples % steps} over",
+            do=f"--num-steps-per-rollout {_nearest_divisor(samples, steps)}",
+        )
+    if steps is not None and batch is not None and batch != samples // steps:
+        raise RltopError(
+            "two batch sizes that contradict each other",
+            where="--global-batch-size",
+            why=f"{total}, / {steps} steps = {samples // steps}, but --global-batch-size says {batch}",
+            do=f"--global-batch-size {samples // steps}, or leave it out",
+        )
+    if batch is not None and batch > samples:
+        raise RltopError(
+            "a step needs more samples than a rollout has",
+            where="--global-batch-size",
+            why=f"{total}, --global-batch-size {batch} > {samples}: no step would ever run",
+            do=f"--global-batch-size {samples}",
+        )
+    if batch is not None and samples % batch:
+        raise RltopError(
+            "batch sizes do not divide",
+            where="--global-batch-size",
+            why=f"{total}, and {samples} / {batch} leaves {samples % batch} over, which no step would train on",
+            do=f"--global-batch-size {_nearest_divisor(samples, batch)}",
+        )
+
+
+def _nearest_divisor(total: int, wanted: int) -> int:
+    divisors = [n for n in range(1, total + 1) if total % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))
+
+
+def _unprefixed(token: str) -> str:
+    return "--" + token.removeprefix(SGLANG_PREFIX) if token.startswith(SGLANG_PREFIX) else token
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Path():
+            return str(value)
+        case tuple():
+            return list(value)
+        case _:
+            return value
+
+
+def to_argv(config: TrainConfig) -> list[str]:
+    """The command line that says what `config` says, every default written out; `parse_args` reads it back."""
+    argv: list[str] = []
+    for flag, spec in zip(flag_names(TrainConfig), _flag_fields(), strict=True):
+        match getattr(config, spec.name):
+            case None | False:
+                continue
+            case True:
+                argv.append(flag)
+            case tuple() as values:
+                for value in values:
+                    argv += [flag, value]
+            case value:
+                argv += [flag, str(value)]
+    return argv + [SGLANG_PREFIX + t.removeprefix("--") if t.startswith("--") else t for t in config.sglang_args]
+
+
+def _flag_fields() -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(TrainConfig) if f.metadata.get("flag", True)]

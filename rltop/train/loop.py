@@ -1,0 +1,221 @@
+"""The GRPO loop: rollout, log-prob passes, advantages, optimizer steps, weight sync, next rollout.
+
+It runs over two ports (`Trainer`, `Rollouts`) and knows nothing of Ray, torch or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rltop.errors import RltopError
+from rltop.train.arguments import TrainConfig
+from rltop.train.narrator import Narrator
+from rltop.train.ports import (
+    BASE_VERSION,
+    EngineFacts,
+    RolloutBatch,
+    Rollouts,
+    StepSample,
+    SyncReport,
+    Trainer,
+)
+from rltop.train.sample import for_viewers, generation_metrics, rollout_metrics
+
+CPU_ENGINE_STAND_IN = "CPU engine: rltop's own server behind SGLang's HTTP API, not SGLang"
+
+
+@dataclass(slots=True)
+class History:
+    """What the run has done so far. The only thing of the loop that changes."""
+
+    backend: str = ""
+    rewards: list[float] = field(default_factory=list)
+    """Mean raw reward per rollout."""
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """Metrics of every optimizer step, without prefix."""
+    first_rollout: dict[str, float] = field(default_factory=dict)
+    """Metrics of rollout 0."""
+    syncs: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    """Weight versions after which an engine held something else than the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One run over its two sides."""
+
+    config: TrainConfig
+    trainer: Trainer
+    rollouts: Rollouts
+    narrator: Narrator
+    clock: Callable[[], float]
+    base_directory: Path
+    """Where the base checkpoint goes."""
+    history: History
+
+    def run(self) -> None:
+        """Everything from the start of the backend to the last sync. Raises RltopError."""
+        engines = self._start()
+        waiting_since = self.clock()
+        for rollout_id in range(self.config.num_rollout):
+            version = version_for(rollout_id)
+            with self.narrator.phase("rollout", rollout_id):
+                batch = self.rollouts.generate(rollout_id, version)
+            self._report_generation(batch)
+            trained = self._train(batch, waiting_since)
+            waiting_since = self.clock()
+            self._sync(version_for(rollout_id + 1), rollout_id + 1, engines, trained)
+        if self.config.save_dir is not None:
+            with self.narrator.phase("save"):
+                self.trainer.save(str(self.config.save_dir / "final"))
+
+    def _start(self) -> Sequence[EngineFacts]:
+        config = self.config
+        with self.narrator.phase("start"):
+            facts = self.trainer.load()
+            self.history.backend = facts.backend
+            self.rollouts.load(facts.checkpoint)
+            self.narrator.run(
+                framework="rltop",
+                args=config.as_args(),
+                mode="full",
+                backend=facts.backend,
+                start_rollout_id=0,
+                fresh_start=True,
+                num_rollout=config.num_rollout,
+                vocab_size=facts.vocab_size,
+                injected_faults=list(config.inject),
+                stand_ins=stand_ins(config),
+            )
+            if config.cold_start_steps:
+                with self.narrator.phase("cold_start"):
+                    losses = self.trainer.cold_start(self.rollouts.demonstrations())
+                self.narrator.log("info", f"Cold start: {len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+            engines = self.rollouts.start(self.trainer.freeze_base(str(self.base_directory)))
+            for engine in engines:
+                self.narrator.engine(engine, "HEALTHY")
+            # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
+            self._report_sync(self.trainer.verify(engines), first_rollout=0, seconds=0.0)
+        return engines
+
+    def _report_generation(self, batch: RolloutBatch) -> None:
+        metrics = generation_metrics(
+            batch.samples,
+            group_size=self.config.n_samples_per_prompt,
+            seconds=batch.seconds,
+            engines=self.config.rollout_num_engines,
+        )
+        if batch.rollout_id == 0:
+            self.narrator.first_sample(batch.samples[0])
+        self.narrator.finished(batch.samples[-1])
+        self.narrator.rollout_metrics("perf", batch.rollout_id, metrics | dict(batch.extra))
+
+    def _train(self, batch: RolloutBatch, waiting_since: float) -> dict[str, float]:
+        """Log-prob passes and optimizer steps on one rollout. Returns the perf metrics so far."""
+        config, samples, rollout_id = self.config, batch.samples, batch.rollout_id
+        started = self.clock()
+        perf = {"perf/train_wait_time": started - waiting_since}
+        log_probs = self._pass("actor", batch, perf) if config.runs_actor_pass else None
+        ref_log_probs = self._pass("ref", batch, perf) if config.use_kl_loss else None
+        advantages = self.trainer.advantages([s.reward for s in samples])
+        metrics = rollout_metrics(samples, advantages, log_probs=log_probs, ref_log_probs=ref_log_probs)
+        self.narrator.rollout_metrics("rollout", rollout_id, metrics)
+        views = for_viewers(samples, log_probs, group_size=config.n_samples_per_prompt)
+        self.narrator.samples(rollout_id, views, len(samples))
+        self.history.rewards.append(metrics["rollout/raw_reward"])
+        if rollout_id == 0:
+            self.history.first_rollout.update(metrics)
+        step_samples = [
+            StepSample(
+                tokens=sample.tokens,
+                response_length=len(sample.response_ids),
+                advantage=advantages[at],
+                rollout_log_probs=sample.rollout_log_probs,
+                log_probs=log_probs[at] if log_probs is not None else None,
+                ref_log_probs=ref_log_probs[at] if ref_log_probs is not None else None,
+            )
+            for at, sample in enumerate(samples)
+        ]
+        self._steps(rollout_id, step_samples, perf)
+        perf["perf/train_time"] = self.clock() - started
+        perf["perf/step_time"] = perf["perf/train_wait_time"] + perf["perf/train_time"]
+        perf["perf/wait_time_ratio"] = perf["perf/train_wait_time"] / max(perf["perf/step_time"], 1e-9)
+        return perf
+
+    def _pass(
+        self, which: Literal["actor", "ref"], batch: RolloutBatch, perf: dict[str, float]
+    ) -> list[tuple[float, ...]]:
+        name = "log_probs" if which == "actor" else "ref_log_probs"
+        started = self.clock()
+        with self.narrator.phase(name, batch.rollout_id):
+            result = self.trainer.log_probs(
+                [s.tokens for s in batch.samples],
+                [len(s.response_ids) for s in batch.samples],
+                which,
+            )
+        perf[f"perf/{name}_time"] = self.clock() - started
+        return result
+
+    def _steps(self, rollout_id: int, samples: Sequence[StepSample], perf: dict[str, float]) -> None:
+        """The optimizer steps of one rollout, in the order of the samples."""
+        size, started = self.config.step_size, self.clock()
+        with self.narrator.phase("train", rollout_id):
+            for step_id in range(self.config.steps_per_rollout):
+                step = rollout_id * self.config.steps_per_rollout + step_id
+                values = self.trainer.train_step(samples[step_id * size : (step_id + 1) * size], rollout_id)
+                self.history.steps.append(values)
+                self.narrator.step_metrics(step, _named(values, size), rollout_id=rollout_id, step_in_rollout=step_id)
+        perf["perf/actor_train_time"] = self.clock() - started
+        perf["perf/actor_train_tok_per_s"] = sum(len(s.tokens) for s in samples) / max(
+            perf["perf/actor_train_time"], 1e-9
+        )
+
+    def _sync(self, version: str, first_rollout: int, engines: Sequence[EngineFacts], perf: dict[str, float]) -> None:
+        """Weights to the engines, then the line `perf N` of the rollout that ends here."""
+        started = self.clock()
+        with self.narrator.phase("update_weights", first_rollout - 1):
+            report = self.trainer.publish(version, first_rollout - 1, engines)
+        perf["perf/update_weights_time"] = self.clock() - started
+        self._report_sync(report, first_rollout=first_rollout, seconds=perf["perf/update_weights_time"])
+        self.narrator.rollout_metrics("perf", first_rollout - 1, perf)
+
+    def _report_sync(self, report: SyncReport, *, first_rollout: int, seconds: float) -> None:
+        """A refused update ends the run: its engine is stale for good. Different weights are shouted about."""
+        self.narrator.weights(report, first_rollout=first_rollout, seconds=seconds)
+        self.history.syncs += 1
+        for name, reply in report.engines.items():
+            if not reply.ok or reply.version != report.version:
+                raise RltopError(
+                    f"engine {name} did not take the weights of version {report.version!r}",
+                    where=f"rollout {first_rollout}",
+                    why=reply.message or f"it holds version {reply.version!r}",
+                    do="the engine's log says more; its samples would come from an older policy, so the run stops",
+                    exit_code=1,
+                )
+            if reply.same is False:
+                self.history.mismatches.append(report.version)
+                self.narrator.log(
+                    "warn" if report.planted else "error",
+                    f"Engine {name} holds other weights than the trainer as version {report.version!r}: "
+                    f"{reply.message}; first rollout from them: {first_rollout}"
+                    + (" (injected)" if report.planted else ""),
+                )
+
+
+def version_for(rollout_id: int) -> str:
+    """Weight version that a rollout is sampled from: SGLang's `default` first, then one more after every sync."""
+    return BASE_VERSION if rollout_id == 0 else str(rollout_id)
+
+
+def stand_ins(config: TrainConfig) -> list[str]:
+    """Parts of this run that stand in for the real thing, in words for people."""
+    return [CPU_ENGINE_STAND_IN] if config.engine == "cpu" else []
+
+
+def _named(values: Mapping[str, float], batch: int) -> dict[str, float]:
+    """slime's names: `train/loss`, ..., the learning rate as `train/lr-pg_0`."""
+    named = {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in values.items()}
+    return named | {"train/global_batch_size": float(batch)}

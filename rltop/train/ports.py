@@ -1,0 +1,171 @@
+"""What the loop needs of a trainer and of the rollout side. Ray actors implement it in a run, plain fakes in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rltop.train.sample import Sample
+
+BASE_VERSION = "default"
+"""Weight version that SGLang reports for the checkpoint it was started with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFacts:
+    """What the trainer knows once its model is built."""
+
+    backend: str
+    """One line of versions and settings, for people."""
+    vocab_size: int
+    checkpoint: str
+    """Hugging Face directory that the model came from; its tokenizer is the run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFacts:
+    """The weights at the start of the run, after any cold start."""
+
+    checkpoint: str
+    """Hugging Face directory that the engines start from."""
+    digest: str
+    """Digest over its weights, as the trainer holds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One sample as an optimizer step needs it. Per-token lists have one entry per response token."""
+
+    tokens: tuple[int, ...]
+    """Prompt and response."""
+    response_length: int
+    advantage: float
+    rollout_log_probs: tuple[float, ...]
+    log_probs: tuple[float, ...] | None
+    """The actor's own, from the separate pass; None: the step uses its own forward, so its ratio is exactly 1."""
+    ref_log_probs: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReply:
+    """What one engine said about one weight update, and what it holds since."""
+
+    ok: bool
+    version: str
+    message: str = ""
+    digest: str = ""
+    """Digest over the engine's weights: the trainer's if they are the same, empty when the engine cannot tell."""
+    same: bool | None = None
+    """Whether the engine holds what the trainer holds; None when it cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """One weight sync, over all engines."""
+
+    version: str
+    digest: str
+    """Digest over the trainer's weights."""
+    transport: str
+    engines: Mapping[str, EngineReply]
+    planted: bool = False
+    """A fault was planted in this very push, so a difference is no news."""
+
+    @property
+    def ok(self) -> bool:
+        """Every engine took the update and none is known to hold something else."""
+        return all(reply.ok and reply.same is not False for reply in self.engines.values())
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """One engine process."""
+
+    id: str
+    url: str
+    kind: Literal["cpu", "sglang"]
+    pid: int
+    host: str
+    version: str
+    weight_version: str
+    model_path: str
+    log: str
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """All samples of one rollout, in order of their index, with their rewards."""
+
+    rollout_id: int
+    samples: tuple[Sample, ...]
+    seconds: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Further metrics of the generation, by their full name."""
+
+
+Example = tuple[tuple[int, ...], int]
+"""Tokens of prompt and response, and the length of the response."""
+
+
+class Trainer(Protocol):
+    """One training backend. All methods block; what goes wrong is an RltopError."""
+
+    def load(self) -> TrainerFacts:
+        """Build the model and read its checkpoint."""
+        ...
+
+    def cold_start(self, examples: Sequence[Example]) -> list[float]:
+        """Supervised steps on worked examples; the loss of each."""
+        ...
+
+    def freeze_base(self, directory: str) -> BaseFacts:
+        """Write the base checkpoint to `directory` and take the reference model."""
+        ...
+
+    def log_probs(
+        self, tokens: Sequence[tuple[int, ...]], response_lengths: Sequence[int], which: Literal["actor", "ref"]
+    ) -> list[tuple[float, ...]]:
+        """Per response token of each sample: natural log-probabilities at the sampling temperature."""
+        ...
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """One per reward, normalised over its group."""
+        ...
+
+    def train_step(self, samples: Sequence[StepSample], rollout_id: int) -> dict[str, float]:
+        """One optimizer step. Metrics without prefix: loss, pg_loss, grad_norm, ..."""
+        ...
+
+    def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
+        """Whether every engine holds the trainer's weights under `BASE_VERSION`."""
+        ...
+
+    def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        """Bring the weights after `rollout_id` to every engine as `version`, then ask each what it holds."""
+        ...
+
+    def save(self, directory: str) -> None:
+        """Write the weights as a Hugging Face checkpoint."""
+        ...
+
+
+class Rollouts(Protocol):
+    """Prompts, engines and rewards."""
+
+    def load(self, checkpoint: str) -> None:
+        """Read the tokenizer."""
+        ...
+
+    def demonstrations(self) -> list[Example]:
+        """Worked examples of the task for the cold start."""
+        ...
+
+    def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
+        """Start the engines from the base checkpoint; returns when all of them answer."""
+        ...
+
+    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
+        """One rollout, every sample from weights of exactly `version`."""
+        ...

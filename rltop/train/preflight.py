@@ -1,0 +1,92 @@
+"""Whether a Hugging Face checkpoint can be read, before anything heavy starts. Needs no torch.
+
+Reads the JSON files and the headers of the safetensors shards: a missing, cut or broken file is named, in
+milliseconds, instead of failing in a worker a minute later.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rltop.errors import RltopError
+
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format."""
+
+
+def require_checkpoint(directory: Path, *, flag: str, chat_template: bool) -> None:
+    """Raise RltopError naming the file that is missing or broken.
+
+    flag: the command-line flag that named `directory`. chat_template: the tokenizer must have one.
+    """
+    if not directory.is_dir():
+        why = "it is a file" if directory.exists() else "no such directory"
+        raise RltopError(
+            "checkpoint not found", where=f"{flag} {directory}", why=why, do="give the directory that holds config.json"
+        )
+    _read_json(directory / "config.json", flag)
+    for shard in _shards(directory, flag):
+        _check_shard(shard, flag)
+    if not (directory / "tokenizer.json").is_file() and not (directory / "tokenizer_config.json").is_file():
+        raise _unreadable(directory / "tokenizer.json", flag, "the checkpoint has no tokenizer")
+    if chat_template and not _has_chat_template(directory, flag):
+        raise RltopError(
+            "no chat template",
+            where=str(directory / "tokenizer_config.json"),
+            why="--apply-chat-template needs the key chat_template, or a file chat_template.jinja",
+            do="add the template of the model's instruct variant, or leave out --apply-chat-template",
+        )
+
+
+def _shards(directory: Path, flag: str) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = _read_json(index, flag).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise _unreadable(index, flag, "it has no weight_map")
+        return [directory / name for name in sorted({str(name) for name in names.values()})]
+    return [directory / "model.safetensors"]
+
+
+def _check_shard(path: Path, flag: str) -> None:
+    """The header must be there and say as many bytes as the file has."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+                raise _unreadable(path, flag, f"{size} bytes are no safetensors file: the header is cut short")
+            header = json.loads(file.read(length))
+        ends = [spec["data_offsets"][1] for name, spec in header.items() if name != "__metadata__"]
+    except OSError as error:
+        raise _unreadable(path, flag, error.strerror or str(error)) from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise _unreadable(path, flag, "its safetensors header is broken") from error
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        raise _unreadable(path, flag, f"{size} bytes, but its header says {expected}: the copy is incomplete")
+
+
+def _has_chat_template(directory: Path, flag: str) -> bool:
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    config = directory / "tokenizer_config.json"
+    return config.is_file() and bool(_read_json(config, flag).get("chat_template"))
+
+
+def _read_json(path: Path, flag: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise _unreadable(path, flag, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise _unreadable(path, flag, f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _unreadable(path, flag, "not a JSON object")
+    return value
+
+
+def _unreadable(path: Path, flag: str, why: str) -> RltopError:
+    return RltopError("checkpoint unreadable", where=str(path), why=why, do=f"check the directory given as {flag}")

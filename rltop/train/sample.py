@@ -1,0 +1,137 @@
+"""Samples of a rollout, and the arithmetic on them that needs no tensors: means and counts under slime's names."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["completed", "truncated", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response and everything known about it when its rollout is complete."""
+
+    index: int
+    """Position in the rollout, from 0."""
+    group_index: int
+    """Which prompt of the rollout; samples of a group are neighbours."""
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    response: str
+    response_ids: tuple[int, ...]
+    rollout_log_probs: tuple[float, ...]
+    """Per response token, from the engine at sampling time: natural log at the sampling temperature."""
+    reward: float
+    label: str
+    status: Status
+    finish_reason: str
+    weight_version: str
+    engine: str
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and response."""
+        return self.prompt_ids + self.response_ids
+
+
+def token_mean(values: Iterable[Sequence[float]]) -> float:
+    """Mean over all tokens of all samples; NaN for no tokens. Exact summation: independent of the order."""
+    tokens = [value for sample in values for value in sample]
+    return math.fsum(tokens) / len(tokens) if tokens else math.nan
+
+
+def mean(values: Sequence[float]) -> float:
+    """Plain mean; NaN for nothing."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def rollout_metrics(
+    samples: Sequence[Sample],
+    advantages: Sequence[float],
+    *,
+    log_probs: Sequence[Sequence[float]] | None,
+    ref_log_probs: Sequence[Sequence[float]] | None,
+) -> dict[str, float]:
+    """What slime's trainer logs on its line `rollout N`. A pass that did not run has no key: absent, never zero."""
+    metrics = {
+        "rollout/response_lengths": mean([float(len(s.response_ids)) for s in samples]),
+        "rollout/total_lengths": mean([float(len(s.tokens)) for s in samples]),
+        "rollout/rewards": mean(advantages),
+        "rollout/raw_reward": mean([s.reward for s in samples]),
+        "rollout/truncated": mean([float(s.status == "truncated") for s in samples]),
+        "rollout/rollout_log_probs": token_mean(s.rollout_log_probs for s in samples),
+        "rollout/advantages": token_mean(
+            [advantage] * len(s.response_ids) for advantage, s in zip(advantages, samples, strict=True)
+        ),
+    }
+    if log_probs is not None:
+        metrics["rollout/log_probs"] = token_mean(log_probs)
+    if ref_log_probs is not None:
+        metrics["rollout/ref_log_probs"] = token_mean(ref_log_probs)
+    return metrics
+
+
+def zero_spread_groups(rewards: Sequence[float], group_size: int) -> dict[str, float]:
+    """`rollout/zero_std/count_R`: groups whose rewards are all R. The set of keys changes from rollout to rollout."""
+    groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
+    flat = Counter(round(group[0], 2) for group in groups if len(set(group)) == 1)
+    return {f"rollout/zero_std/count_{reward}": float(count) for reward, count in sorted(flat.items())}
+
+
+def generation_metrics(samples: Sequence[Sample], *, group_size: int, seconds: float, engines: int) -> dict[str, float]:
+    """What slime's rollout manager logs on its line `perf N`."""
+    lengths = sorted(len(s.response_ids) for s in samples)
+    metrics = {
+        "rollout/response_len/mean": mean([float(n) for n in lengths]),
+        "rollout/response_len/median": float(statistics.median(lengths)),
+        "rollout/response_len/max": float(lengths[-1]),
+        "rollout/response_len/min": float(lengths[0]),
+        "rollout/truncated_ratio": mean([float(s.status == "truncated") for s in samples]),
+        "perf/rollout_time": seconds,
+        "perf/tokens_per_gpu_per_sec": sum(lengths) / max(seconds, 1e-9) / engines,
+        "perf/longest_sample_tokens_per_sec": lengths[-1] / max(seconds, 1e-9),
+    }
+    return metrics | zero_spread_groups([s.reward for s in samples], group_size)
+
+
+def for_viewers(
+    samples: Sequence[Sample], log_probs: Sequence[Sequence[float]] | None, *, group_size: int, limit: int = 16
+) -> list[dict[str, Any]]:
+    """Up to `limit` samples for the record `samples`: the first of each group, then the second of each, and so on.
+
+    A reader sees many prompts rather than sixteen answers to one.
+    """
+    order = sorted(range(len(samples)), key=lambda at: (at % group_size, at))[:limit]
+    return [_for_viewer(samples[at], None if log_probs is None else log_probs[at]) for at in sorted(order)]
+
+
+def _for_viewer(sample: Sample, log_probs: Sequence[float] | None) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "index": sample.index,
+        "group_index": sample.group_index,
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "response_length": len(sample.response_ids),
+        "reward": sample.reward,
+        "label": sample.label,
+        "status": sample.status,
+        "finish_reason": sample.finish_reason,
+        "weight_version": sample.weight_version,
+        "engine": sample.engine,
+        "token_ids": list(sample.response_ids),
+        "rollout_log_probs": list(sample.rollout_log_probs),
+    }
+    if log_probs is not None:
+        view["log_probs"] = list(log_probs)
+    return view
+
+
+def largest_gap(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
+    """Largest absolute difference of two sets of per-token values; NaN if any is NaN."""
+    gaps = [abs(a - b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True)]
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=math.nan)

@@ -1,0 +1,172 @@
+"""The two ports of the loop over Ray actors, and the placement of everything that the run starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rltop.engines.launch import EngineSpec
+from rltop.errors import RltopError
+from rltop.train.arguments import TrainConfig
+from rltop.train.cluster import Actor, Cluster
+from rltop.train.engine_actor import EngineActor, EngineLook
+from rltop.train.narrator import Narrator
+from rltop.train.ports import (
+    BaseFacts,
+    EngineFacts,
+    Example,
+    RolloutBatch,
+    StepSample,
+    SyncReport,
+    TrainerFacts,
+)
+from rltop.train.rollout_manager import RolloutManager
+from rltop.train.trainer_actor import TrainActor
+
+LOOK_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 8.0
+
+
+def bundles(config: TrainConfig) -> tuple[dict[str, float], ...]:
+    """Bundle 0 holds the trainer and, at no cost, the rollout manager; then one bundle per engine."""
+    return tuple({"CPU": 1.0} for _ in range(1 + config.rollout_num_engines))
+
+
+@dataclass(frozen=True, slots=True)
+class RayTrainer:
+    """`ports.Trainer` over the trainer's actor."""
+
+    actor: Actor
+
+    @classmethod
+    def place(cls, cluster: Cluster, config: TrainConfig, work_dir: Path) -> RayTrainer:
+        """Start the actor in its bundle."""
+        return cls(cluster.actor(TrainActor, config, str(work_dir), name="trainer", bundle=0, cpus=1))
+
+    def load(self) -> TrainerFacts:
+        self.actor.ready()
+        facts: TrainerFacts = self.actor.call("load")
+        return facts
+
+    def cold_start(self, examples: Sequence[Example]) -> list[float]:
+        losses: list[float] = self.actor.call("cold_start", examples)
+        return losses
+
+    def freeze_base(self, directory: str) -> BaseFacts:
+        facts: BaseFacts = self.actor.call("freeze_base", directory)
+        return facts
+
+    def log_probs(
+        self, tokens: Sequence[tuple[int, ...]], response_lengths: Sequence[int], which: Literal["actor", "ref"]
+    ) -> list[tuple[float, ...]]:
+        values: list[tuple[float, ...]] = self.actor.call("log_probs", tokens, response_lengths, which)
+        return values
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        values: list[float] = self.actor.call("advantages", rewards)
+        return values
+
+    def train_step(self, samples: Sequence[StepSample], rollout_id: int) -> dict[str, float]:
+        values: dict[str, float] = self.actor.call("train_step", samples, rollout_id)
+        return values
+
+    def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
+        report: SyncReport = self.actor.call("verify", engines)
+        return report
+
+    def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        report: SyncReport = self.actor.call("publish", version, rollout_id, engines)
+        return report
+
+    def save(self, directory: str) -> None:
+        self.actor.call("save", directory)
+
+
+@dataclass(slots=True)
+class RayRollouts:
+    """`ports.Rollouts` over the manager's actor and one actor per engine."""
+
+    manager: Actor
+    engines: list[Actor]
+    narrator: Narrator
+    facts: list[EngineFacts] = field(default_factory=list)
+
+    @classmethod
+    def place(cls, cluster: Cluster, config: TrainConfig, work_dir: Path, run: str, narrator: Narrator) -> RayRollouts:
+        """Start the actors in their bundles; the engines themselves start in `start`."""
+        manager = cluster.actor(RolloutManager, config, name="rollout manager", bundle=0, cpus=0)
+        engines = [
+            cluster.actor(EngineActor, spec, name=f"engine {at}", bundle=1 + at, cpus=1)
+            for at, spec in enumerate(engine_specs(config, work_dir, run))
+        ]
+        return cls(manager, engines, narrator)
+
+    def load(self, checkpoint: str) -> None:
+        self.manager.ready()
+        self.manager.call("load", checkpoint)
+
+    def demonstrations(self) -> list[Example]:
+        examples: list[Example] = self.manager.call("demonstrations")
+        return examples
+
+    def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
+        for engine in self.engines:
+            engine.ready()
+        started = [engine.begin("start", base.checkpoint) for engine in self.engines]
+        self.facts = [engine.result(ref) for engine, ref in zip(self.engines, started, strict=True)]
+        self.manager.call("connect", self.facts)
+        return self.facts
+
+    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
+        try:
+            batch: RolloutBatch = self.manager.call("generate", rollout_id, version, watch=[self.look])
+        except RltopError:
+            # The engine's own death is the better explanation of a broken connection.
+            self.look()
+            raise
+        return batch
+
+    def look(self) -> None:
+        """Raise RltopError if an engine process is gone."""
+        for at, actor in enumerate(self.engines[: len(self.facts)]):
+            try:
+                look: EngineLook = actor.ask("look", timeout_s=LOOK_TIMEOUT_S)
+            except TimeoutError:
+                continue
+            if not look.alive:
+                self.narrator.engine(self.facts[at], "CRASHED")
+                raise RltopError(
+                    f"engine {self.facts[at].id} died (pid {self.facts[at].pid}, exit status {look.exit_code})",
+                    where=self.facts[at].log,
+                    why="its last lines:\n" + "\n".join("       | " + line for line in look.tail.splitlines()),
+                    do="read the log from its first error on",
+                    exit_code=1,
+                )
+
+    def stop(self) -> None:
+        """Stop the engines in good order; what does not answer is left to the caller."""
+        refs = [engine.begin("stop") for engine in self.engines]
+        for at, (engine, ref) in enumerate(zip(self.engines, refs, strict=True)):
+            if engine.settled(ref, timeout_s=STOP_TIMEOUT_S) and at < len(self.facts):
+                self.narrator.engine(self.facts[at], "STOPPED")
+
+
+def engine_specs(config: TrainConfig, work_dir: Path, run: str) -> list[EngineSpec]:
+    """What each engine is started with. The checkpoint is filled in when it is known."""
+    return [
+        EngineSpec(
+            kind=config.engine,
+            model_path=work_dir,
+            directory=work_dir / "engines" / str(at) / "1",
+            run=run,
+            engine_id=str(at),
+            args=config.sglang_args,
+            python=config.engine_python or Path(sys.executable),
+            env={"OMP_NUM_THREADS": "1"},
+            start_timeout_s=120.0 if config.engine == "cpu" else 600.0,
+        )
+        for at in range(config.rollout_num_engines)
+    ]

@@ -1,0 +1,104 @@
+"""Weights from the trainer to the engines, and the proof that they arrived.
+
+A sync is: bring the tensors (a checkpoint directory on disk, or by value over HTTP), ask the engine for its version and
+its checksums, compare these with the trainer's own tensors. What is pushed and what the trainer holds are two different
+arguments on purpose: a fault in the push must show up in the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rltop.engines.client import EngineClient, EngineRefused
+from rltop.engines.weights import checksum_differences, digest_tensors, overall_digest, publish
+from rltop.train.arguments import Transport
+from rltop.train.ports import EngineFacts, EngineReply, SyncReport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Named = Iterable[tuple[str, "Tensor"]]
+_NAMES_SHOWN = 3
+
+
+def digest_of(named: Named) -> str:
+    """One digest over all tensors, under their Hugging Face names."""
+    return overall_digest(digest_tensors(named))
+
+
+def push(
+    pushed: Callable[[], Named],
+    held: Callable[[], Named],
+    *,
+    version: str,
+    transport: Transport,
+    engines: Sequence[EngineFacts],
+    directory: Path,
+    checkpoint: Path,
+    planted: bool,
+) -> SyncReport:
+    """Bring `pushed()` to every engine as `version`, then compare what each holds with `held()`.
+
+    directory: where the disk transport publishes versions. checkpoint: whose configuration files they carry.
+    planted: a fault was planted in what is pushed. An engine that refuses is in the report, not an exception; one that
+    does not answer raises `EngineUnreachable`.
+    """
+    path = publish(directory, int(version), pushed(), checkpoint=checkpoint) if transport == "disk" else None
+    refused: dict[str, str] = {}
+    for engine in engines:
+        with EngineClient(engine.url) as client:
+            try:
+                if path is not None:
+                    client.update_weights_from_disk(path, version)
+                else:
+                    client.update_weights_from_tensor(pushed(), version)
+            except EngineRefused as error:
+                refused[engine.id] = error.why
+    return compare(held, version=version, transport=transport, engines=engines, refused=refused, planted=planted)
+
+
+def compare(
+    held: Callable[[], Named],
+    *,
+    version: str,
+    transport: str,
+    engines: Sequence[EngineFacts],
+    refused: dict[str, str] | None = None,
+    planted: bool = False,
+) -> SyncReport:
+    """Ask every engine what it holds. `refused`: engines that already said no, with their words."""
+    digest = digest_of(held())
+    replies: dict[str, EngineReply] = {}
+    for engine in engines:
+        with EngineClient(engine.url) as client:
+            found = client.weight_version()
+            if refused and engine.id in refused:
+                replies[engine.id] = EngineReply(ok=False, version=found, message=refused[engine.id])
+            else:
+                replies[engine.id] = _looked_at(client, held, found, digest)
+    return SyncReport(version=version, digest=digest, transport=transport, engines=replies, planted=planted)
+
+
+def _looked_at(client: EngineClient, held: Callable[[], Named], version: str, digest: str) -> EngineReply:
+    try:
+        answer = client.weights_checker("checksum")
+    except EngineRefused as error:
+        return EngineReply(ok=True, version=version, message=f"no checksum: {error.message}")
+    ranks = answer.get("ranks") or []
+    if len(ranks) != 1:
+        return EngineReply(
+            ok=True, version=version, message=f"{len(ranks)} ranks: not comparable with one trainer rank"
+        )
+    differences = checksum_differences(held(), answer)
+    if not differences:
+        return EngineReply(ok=True, version=version, digest=digest, same=True)
+    shown = ", ".join(differences[:_NAMES_SHOWN]) + (", …" if len(differences) > _NAMES_SHOWN else "")
+    return EngineReply(
+        ok=True,
+        version=version,
+        message=f"{len(differences)} tensors differ: {shown}",
+        digest=overall_digest(ranks[0]["checksums"]),
+        same=False,
+    )
