@@ -31,7 +31,7 @@ from rltop.train.megatron.batching import (
     mask_of,
     plan,
 )
-from rltop.train.megatron.compat import load_megatron
+from rltop.train.megatron.compat import load_megatron, quietly
 from rltop.train.megatron.hf_checkpoint import read_shape, read_weights, write_checkpoint
 from rltop.train.megatron.model import (
     build_model,
@@ -198,13 +198,17 @@ class MegatronBackend:
         """
         rollout = self._steps if rollout_id is None else rollout_id
         batches = self._micro_batches(samples)
-        weights = self._token_weights(samples, loss, summed=active(self._faults, "loss-sum", rollout))
+        summed = active(self._faults, "loss-sum", rollout)
+        weights = self._token_weights(samples, per_token=loss.calculate_per_token_loss or summed)
+        # The planted fault: the mean over tokens times their number. Only the loss is wrong, the other metrics are not.
+        scale = sum(sum(mask_of(sample)) for sample in samples) if summed else 1
 
         def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             terms = self._terms(
                 [samples[index] for index in micro.samples], [weights[index] for index in micro.samples]
             )
-            return policy_loss(log_probs, entropy, terms, loss)
+            share, metrics = policy_loss(log_probs, entropy, terms, loss)
+            return share * scale, metrics | {"loss": metrics["loss"] * scale}
 
         self._set_lr(self._optimizer, self.config.lr * min(1.0, (self._steps + 1) / (self.config.lr_warmup_steps + 1)))
         metrics = self._backward(batches, micro_loss, self._optimizer)
@@ -264,12 +268,10 @@ class MegatronBackend:
         )
         return [collate(samples, indices, self._device) for indices in chosen]
 
-    def _token_weights(self, samples: Sequence[TrainSample], loss: LossConfig, *, summed: bool) -> list[list[float]]:
+    def _token_weights(self, samples: Sequence[TrainSample], *, per_token: bool) -> list[list[float]]:
         masks = [mask_of(sample) for sample in samples]
-        if summed:
-            return token_weights(masks, per_token=True, total=1)
-        total = max(1, sum(map(sum, masks))) if loss.calculate_per_token_loss else len(samples)
-        return token_weights(masks, per_token=loss.calculate_per_token_loss, total=total)
+        total = max(1, sum(map(sum, masks))) if per_token else len(samples)
+        return token_weights(masks, per_token=per_token, total=total)
 
     def _terms(self, samples: Sequence[TrainSample], weights: Sequence[Sequence[float]]) -> TokenTerms:
         return TokenTerms(
@@ -313,16 +315,17 @@ class MegatronBackend:
 
             return logits, finish
 
-        result: list[Any] = self._megatron.forward_backward()(
-            forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=self._ddp,
-            num_microbatches=len(batches),
-            seq_length=max(micro.tokens.shape[1] for micro in batches),
-            micro_batch_size=max(micro.tokens.shape[0] for micro in batches),
-            forward_only=micro_loss is None,
-            collect_non_loss_data=micro_loss is None,
-        )
+        with quietly("megatron"):
+            result: list[Any] = self._megatron.forward_backward()(
+                forward_step_func=forward_step,
+                data_iterator=iter(batches),
+                model=self._ddp,
+                num_microbatches=len(batches),
+                seq_length=max(micro.tokens.shape[1] for micro in batches),
+                micro_batch_size=max(micro.tokens.shape[0] for micro in batches),
+                forward_only=micro_loss is None,
+                collect_non_loss_data=micro_loss is None,
+            )
         return result
 
     def _backward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any) -> dict[str, float]:
@@ -369,7 +372,8 @@ class MegatronBackend:
             params_dtype=torch.float32,
             use_distributed_optimizer=False,
         )
-        return self._megatron.make_optimizer(config, [self._ddp], use_gloo_process_groups=False)
+        with quietly():
+            return self._megatron.make_optimizer(config, [self._ddp], use_gloo_process_groups=False)
 
 
 def _gradients(model: Any) -> Iterator[Tensor]:

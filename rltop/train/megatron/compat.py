@@ -64,9 +64,7 @@ def load_megatron() -> Megatron:
     version = _installed_version()
     on_cpu = not torch.cuda.is_available()
     _stub_modules_that_need_triton(version)
-    with warnings.catch_warnings():
-        # It warns at import that Apex and TransformerEngine are absent; on a CPU that is intended.
-        warnings.simplefilter("ignore")
+    with quietly():
         core = importlib.import_module("megatron.core")
         megatron = Megatron(
             version=version,
@@ -89,6 +87,18 @@ def load_megatron() -> Megatron:
         _install_cpu_random_tracker()
         _install_cpu_clipping()
     return megatron
+
+
+@contextlib.contextmanager
+def quietly(module: str = "") -> Iterator[None]:
+    """Without warnings from modules that start with `module`, by default all.
+
+    Megatron warns of its own defaults, of deprecated calls between its own parts, and of the absence of Apex and
+    TransformerEngine, which is intended here. While it is imported and built, torch warns of what Megatron uses.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=module)
+        yield
 
 
 def _get(module: str, name: str) -> Any:

@@ -53,22 +53,26 @@ def read_shape(directory: Path) -> ModelShape:
         ) from error
     _refuse_unsupported(config, path)
     rope = config.get("rope_parameters") or {}
-    try:
-        return ModelShape(
-            num_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_heads=config["num_attention_heads"],
-            num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-            vocab_size=config["vocab_size"],
-            max_positions=config["max_position_embeddings"],
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
-    except (KeyError, TypeError) as error:
-        raise RltopError("incomplete checkpoint configuration", where=str(path), why=f"no usable {error}") from error
+
+    def size(key: str, default: int | None = None) -> int:
+        value = config.get(key) or default
+        if not isinstance(value, int) or value < 1:
+            raise RltopError("incomplete checkpoint configuration", where=str(path), why=f"{key} = {config.get(key)!r}")
+        return value
+
+    return ModelShape(
+        num_layers=size("num_hidden_layers"),
+        hidden_size=size("hidden_size"),
+        intermediate_size=size("intermediate_size"),
+        num_heads=size("num_attention_heads"),
+        num_kv_heads=size("num_key_value_heads", size("num_attention_heads")),
+        head_dim=size("head_dim", size("hidden_size") // size("num_attention_heads")),
+        vocab_size=size("vocab_size"),
+        max_positions=size("max_position_embeddings"),
+        rms_norm_eps=float(config.get("rms_norm_eps") or 1e-6),
+        rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
 
 
 def _refuse_unsupported(config: Mapping[str, Any], path: Path) -> None:

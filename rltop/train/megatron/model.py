@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from rltop.errors import RltopError
-from rltop.train.megatron.compat import Megatron
+from rltop.train.megatron.compat import Megatron, quietly
 from rltop.train.megatron.hf_checkpoint import ModelShape
 from rltop.train.megatron.name_map import from_hf, hf_names, to_hf
 
@@ -66,15 +66,16 @@ def build_model(megatron: Megatron, shape: ModelShape) -> torch.nn.Module:
         # Its default "full" is deprecated and warns; no CUDA graphs are made either way.
         cuda_graph_scope=[],
     )
-    model: torch.nn.Module = megatron.gpt_model(
-        config=config,
-        transformer_layer_spec=megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm"),
-        vocab_size=shape.vocab_size,
-        max_sequence_length=shape.max_positions,
-        share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
-        rotary_base=shape.rope_theta,
-    )
+    with quietly():
+        model: torch.nn.Module = megatron.gpt_model(
+            config=config,
+            transformer_layer_spec=megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm"),
+            vocab_size=shape.vocab_size,
+            max_sequence_length=shape.max_positions,
+            share_embeddings_and_output_weights=shape.tied,
+            position_embedding_type="rope",
+            rotary_base=shape.rope_theta,
+        )
     return model if megatron.on_cpu else model.cuda()
 
 
