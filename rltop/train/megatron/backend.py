@@ -356,6 +356,7 @@ class MegatronBackend:
         for group in optimizer.param_groups:
             group["lr"] = lr
 
+    @quietly()
     def _make_optimizer(self, lr: float) -> Any:
         """Megatron's optimizer over the current parameters, with empty moments."""
         config = self._megatron.optimizer_config(
@@ -372,8 +373,7 @@ class MegatronBackend:
             params_dtype=torch.float32,
             use_distributed_optimizer=False,
         )
-        with quietly():
-            return self._megatron.make_optimizer(config, [self._ddp], use_gloo_process_groups=False)
+        return self._megatron.make_optimizer(config, [self._ddp], use_gloo_process_groups=False)
 
 
 def _gradients(model: Any) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from rltop.train.megatron.hf_checkpoint import ModelShape
 from rltop.train.megatron.name_map import from_hf, hf_names, to_hf
 
 
+@quietly()
 def start_single_rank(megatron: Megatron, *, seed: int) -> None:
     """Process groups of one rank, and the random streams of the model. Safe to call again in the same process.
 
@@ -35,6 +36,7 @@ def start_single_rank(megatron: Megatron, *, seed: int) -> None:
     megatron.seed_model_parallel(seed)
 
 
+@quietly()
 def build_model(megatron: Megatron, shape: ModelShape) -> torch.nn.Module:
     """A `GPTModel`: local layer spec, fp32, no dropout, no fused kernels. Its weights are undefined."""
     config = megatron.transformer_config(
@@ -66,19 +68,19 @@ def build_model(megatron: Megatron, shape: ModelShape) -> torch.nn.Module:
         # Its default "full" is deprecated and warns; no CUDA graphs are made either way.
         cuda_graph_scope=[],
     )
-    with quietly():
-        model: torch.nn.Module = megatron.gpt_model(
-            config=config,
-            transformer_layer_spec=megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm"),
-            vocab_size=shape.vocab_size,
-            max_sequence_length=shape.max_positions,
-            share_embeddings_and_output_weights=shape.tied,
-            position_embedding_type="rope",
-            rotary_base=shape.rope_theta,
-        )
+    model: torch.nn.Module = megatron.gpt_model(
+        config=config,
+        transformer_layer_spec=megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm"),
+        vocab_size=shape.vocab_size,
+        max_sequence_length=shape.max_positions,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,
+    )
     return model if megatron.on_cpu else model.cuda()
 
 
+@quietly()
 def wrap_ddp(megatron: Megatron, model: torch.nn.Module) -> torch.nn.Module:
     """Megatron's DDP: it owns the gradient buffer that its optimizer reads. NaN gradients are the backend's matter."""
     wrapped: torch.nn.Module = megatron.ddp(
