@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rltop.checks.rules.rollout_text import pattern_of
@@ -73,6 +73,7 @@ def test_a_mixture_counts_only_within_the_window() -> None:
     assert mixture(near, window=400, least=4) == (4, 1.0)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300), st.text(max_size=50), st.lists(st.integers(0, 5), max_size=40))
 def test_any_text_can_be_measured(response: str, prompt: str, token_ids: list[int]) -> None:
     facts = measure(response, prompt=prompt, token_ids=token_ids)
