@@ -31,6 +31,11 @@ def _run(args: list[str]) -> int:
     from rltop.errors import RltopError
 
     try:
+        if args[:1] == ["train"]:
+            # The trainer has its own parser (slime's flags, hundreds of them): its words are not ours to touch.
+            from rltop.cli.train import main as train
+
+            return train(args[1:])
         from rltop.cli.app import dispatch
 
         code = dispatch(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rltop.checks.catalogue import STEP1
 from rltop.cli.connect import Place, ask
 from rltop.cli.output import age, clean, number, print_json, table
 from rltop.client import Client, Mirror
@@ -88,17 +89,22 @@ def check_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda check: (STATUS_ORDER.get(check.get("status", ""), 5), check.get("id", "")))
 
 
+def told_checks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of `check_rows` those worth a line: every one that was measured, and the set `step1` also when it was not."""
+    return [check for check in check_rows(state) if check.get("status") != "skip" or check.get("id") in STEP1]
+
+
 def _checks(state: Mapping[str, Any]) -> list[str]:
-    checks = check_rows(state)
+    checks = told_checks(state)
     if not checks:
         return []
-    rows = [
-        [check.get("status"), check.get("id"), check.get("value"), check.get("threshold"), check.get("cause") or ""]
-        for check in checks
-    ]
-    roots = (state.get("checks") or {}).get("root_causes") or []
-    lines = table(["check", "id", "value", "threshold", "cause"], rows)
-    return [*lines, *([clean(f"root cause: {', '.join(map(str, roots))}")] if roots else [])]
+    keys = ("status", "id", "value", "threshold", "cause")
+    lines = table(("check", *keys[1:]), [[check.get(key) for key in keys] for check in checks])
+    if left := len(check_rows(state)) - len(checks):
+        lines.append(f"{left} more were not measured: rltop get checks")
+    if roots := (state.get("checks") or {}).get("root_causes"):
+        lines.append(clean(f"root cause: {', '.join(map(str, roots))}"))
+    return lines
 
 
 def engine_rows(state: Mapping[str, Any], now: float) -> list[list[Any]]:
@@ -136,9 +142,8 @@ def _metrics(state: Mapping[str, Any]) -> list[str]:
 
 def event_line(event: Mapping[str, Any]) -> str:
     """One event on one line."""
-    what = [str(event[key]) for key in ("id", "from", "to") if event.get(key) is not None]
-    head = f"{event.get('eseq', ''):>6} {event.get('level', ''):5} {event.get('kind', ''):8}"
-    return clean(" ".join([head, *what, str(event.get("text", ""))]))
+    head = f"{event.get('eseq', ''):>6}  {event.get('level', ''):5}  {event.get('kind', ''):8}"
+    return clean(f"{head}  {event.get('text', '')}")
 
 
 def _events(mirror: Mirror) -> list[str]:

@@ -40,7 +40,7 @@ def note(text: str) -> None:
 
 
 def number(value: Any) -> str:
-    """A number for people: six significant digits; NaN and Inf in words; `-` for what is unknown."""
+    """A value for people: six significant digits; NaN and Inf in words, `-` where unknown; maps as `key value`."""
     match value:
         case None:
             return "-"
@@ -50,8 +50,12 @@ def number(value: Any) -> str:
             return str(value)
         case float():
             return "NaN" if math.isnan(value) else "inf" if value == math.inf else f"{value:.6g}"
+        case Mapping():
+            return ", ".join(f"{key} {number(item)}" for key, item in value.items() if item is not None)
+        case list() | tuple():
+            return ", ".join(map(number, value))
         case _:
-            return json.dumps(plain(value), ensure_ascii=False)
+            return str(value)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, indent: str = "") -> list[str]:

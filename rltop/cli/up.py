@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rltop.cli.output import note, print_json
@@ -46,7 +45,7 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
     from rltop.train.arguments import parse_args
 
     try:
-        parse_args(config.flags, known_faults=_faults(config.flags))
+        parse_args(config.flags)
     except RltopError as error:
         flag = error.where.split()[0].partition("=")[0] if error.where else ""
         line = config.lines.get(flag)
@@ -54,12 +53,3 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
             raise
         raise RltopError(error.what, where=f"{where}:{line}: {error.where}", why=error.why, do=error.do) from None
     return [sys.executable, "-m", "rltop", "train", *config.flags]
-
-
-def _faults(flags: Sequence[str]) -> Sequence[str]:
-    """Names that `--inject` takes; only looked up where it is used, because the catalogue needs torch."""
-    if "--inject" not in flags:
-        return ()
-    from rltop.train.inject import CATALOGUE
-
-    return tuple(CATALOGUE)

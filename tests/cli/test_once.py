@@ -44,7 +44,18 @@ def test_the_picture_has_header_checks_engines_metrics_and_events() -> None:
         "train/grad_norm     3     NaN    2",
         "",
         "events",
-        "     1 info  log      step 3 done",
+        "     1  info   log       step 3 done",
+    ]
+
+
+def test_of_what_was_not_measured_only_the_step_1_checks_are_told() -> None:
+    daemon = ModelDaemon()
+    for name in ("kl.on-policy", "ckpt.layers", "ckpt.shards"):
+        daemon.set(f"check/{name}", {"id": name, "status": "skip", "cause": "not seen yet"})
+    lines = picture(mirror_of(daemon))
+    assert lines[-2:] == [
+        "skip   kl.on-policy  -      -          not seen yet",
+        "2 more were not measured: rltop get checks",
     ]
 
 
@@ -54,7 +65,16 @@ def test_a_run_of_which_nothing_is_known_yet_has_a_picture() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (True, "True"), (3, "3"), (0.1 + 0.2, "0.3"), (float("nan"), "NaN"), (float("-inf"), "-inf")],
+    [
+        (None, "-"),
+        (True, "True"),
+        (3, "3"),
+        (0.1 + 0.2, "0.3"),
+        (float("nan"), "NaN"),
+        (float("-inf"), "-inf"),
+        ({"warn": 0.7, "fail": None}, "warn 0.7"),
+        ([1, None], "1, -"),
+    ],
 )
 def test_numbers(value: Any, text: str) -> None:
     assert number(value) == text
