@@ -16,7 +16,6 @@ from typing import Any
 from rltop import runs
 from rltop.daemon.app import DaemonOptions, serve
 from rltop.daemon.live_checks import LiveChecks
-from rltop.daemon.sources import Scrape
 from rltop.errors import RltopError
 
 
@@ -34,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = runs.private_dir(options.run_dir) if options.run_dir else runs.make_run_dir(options.run)
         runs.check_name(run_dir.name)
         daemon = DaemonOptions(run_dir=run_dir, trainer=options.trainer, config=_config(options.config))
-        return asyncio.run(serve(daemon, checks=LiveChecks(), scrape=_scrape()))
+        return asyncio.run(serve(daemon, checks=LiveChecks()))
     except RltopError as error:
         print(f"rltop daemon: {error}", file=sys.stderr)
         return error.exit_code
@@ -52,15 +51,6 @@ def _config(path: Path | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RltopError("the configuration is not a JSON object", where=str(path))
     return found
-
-
-def _scrape() -> Scrape:
-    import httpx  # here, because most of the start-up time of a daemon would go into it
-
-    from rltop.engines.scrape import scrape
-
-    http = httpx.AsyncClient(timeout=4.0, trust_env=False)
-    return lambda url: scrape(url, http)
 
 
 if __name__ == "__main__":

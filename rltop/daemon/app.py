@@ -30,14 +30,14 @@ from rltop.daemon.ingest import Ingest
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.server import Server
 from rltop.daemon.sessions import Sessions
-from rltop.daemon.sources import EngineScraper, Scrape
+from rltop.daemon.sources import EngineScraper, HttpScrape, Scrape
 from rltop.daemon.supervisor import TrainerSupervisor
 from rltop.daemon.verdicts import Checks, Verdicts
 from rltop.errors import RltopError
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN
 
 LAG_S = 0.1
-LOCK_PATIENCE_S = 1.0
+LOCK_PATIENCE_S = 0.3
 """Whoever looks whether a run is alive holds its lock for a moment; a start waits that out."""
 
 
@@ -58,7 +58,7 @@ class DaemonOptions:
 class Daemon:
     """The parts of a running daemon, and how they end."""
 
-    def __init__(self, options: DaemonOptions, *, checks: Checks | None, scrape: Scrape | None) -> None:
+    def __init__(self, options: DaemonOptions, *, checks: Checks | None, scrape: Scrape) -> None:
         self._options = options
         self._name = options.run_dir.name
         self._epoch = secrets.token_hex(8)
@@ -99,7 +99,7 @@ class Daemon:
             wall=time.time,
         )
         self._core.changed = self._server.wake
-        self._scraper = None if scrape is None else EngineScraper(self._core, scrape)
+        self._scraper = EngineScraper(self._core, scrape)
         self._restore(opened)
 
     # ---------------------------------------------------------------- life
@@ -120,9 +120,8 @@ class Daemon:
         try:
             self._server.bind()
             self._write_run_json()
-            tasks = [self._loop.create_task(self._server.run()), self._loop.create_task(self._measure_lag())]
-            if self._scraper is not None:
-                tasks.append(self._loop.create_task(self._scraper.run()))
+            parts = (self._server.run(), self._measure_lag(), self._scraper.run())
+            tasks = [self._loop.create_task(part) for part in parts]
             self._trainer.start(options.trainer, options.env)
             stopped = self._loop.create_task(self._stop.wait())
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -168,6 +167,8 @@ class Daemon:
                 "epoch": self._epoch,
                 "journal": "ok",
                 "faults": 0,
+                "malformed": 0,
+                "refused": 0,
             },
         )
         again = (
@@ -238,7 +239,7 @@ class Daemon:
             self._core.update("daemon", journal="ok")
 
 
-async def serve(options: DaemonOptions, *, checks: Checks | None, scrape: Scrape | None) -> int:
+async def serve(options: DaemonOptions, *, checks: Checks | None) -> int:
     """Run a daemon over a run directory; returns its exit code.
 
     Raises RltopError when a daemon already runs there, the journal is of a newer rltop, or a socket cannot be bound.
@@ -253,6 +254,10 @@ async def serve(options: DaemonOptions, *, checks: Checks | None, scrape: Scrape
                 raise
             await asyncio.sleep(0.05)
     try:
-        return await Daemon(options, checks=checks, scrape=scrape).run()
+        scrape = HttpScrape()
+        try:
+            return await Daemon(options, checks=checks, scrape=scrape).run()
+        finally:
+            await scrape.close()
     finally:
         os.close(lock)

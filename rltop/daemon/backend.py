@@ -13,6 +13,7 @@ from rltop.daemon.commands import Commands
 from rltop.daemon.core import Core
 from rltop.daemon.events import Event
 from rltop.daemon.ingest import Ingest
+from rltop.daemon.server import Counters
 from rltop.daemon.sessions import Session
 from rltop.daemon.verdicts import Verdicts
 from rltop.protocol.messages import (
@@ -128,8 +129,9 @@ class DaemonBackend:
         """Audit: who looked, who could act."""
         self._core.sink.client(self._core.now(), what, session.role, who(session.name), session.client)
 
-    def tick(self, viewers: int) -> Tick:
+    def tick(self, viewers: int, counters: Counters) -> Tick:
         """Bring sources, losses and verdicts up to date."""
+        self._core.update("daemon", malformed=counters.malformed, refused=counters.refused)
         self._ingest.tick()
         self._verdicts.refresh()
         return Tick(time=self._core.now(), lag_ms=self._lag_ms(), ages=self._ingest.ages(), viewers=viewers)

@@ -143,7 +143,7 @@ class Ingest:
 
     def malformed(self, why: str) -> None:
         """Something came to the ingest socket that is no record."""
-        self._complain("ingest", f"ingest: not a record: {why}", "")
+        self._complain(f"ingest {why[:40]}", f"ingest: refused: {why}", "")
 
     def _payload(self, source: _Source, record: Record, payload: object) -> None:
         match payload:

@@ -53,6 +53,16 @@ _SOCKET: Mapping[Role, str] = {"view": "view", "control": "ctl"}
 _MARK: Mapping[Role, bytes] = {"view": b"v", "control": b"c"}
 
 
+@dataclass(slots=True)
+class Counters:
+    """What went wrong on the sockets so far."""
+
+    malformed: int = 0
+    """Messages that were none, or none for that socket."""
+    refused: int = 0
+    """Frames and answers that a client's full pipe would not take."""
+
+
 class Backend(Protocol):
     """What the server asks the rest of the daemon."""
 
@@ -74,20 +84,11 @@ class Backend(Protocol):
     def client(self, what: str, session: Session) -> None:
         """A client came or went (audit)."""
 
-    def tick(self, viewers: int) -> Tick:
+    def tick(self, viewers: int, counters: Counters) -> Tick:
         """Once a second: bring everything up to date and say how it stands."""
 
     def trouble(self, where: str, error: Exception) -> None:
         """A fault of the daemon's own, caught so that it goes on."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What went wrong on the sockets so far."""
-
-    malformed: int = 0
-    refused: int = 0
-    """Frames and answers that a client's full pipe would not take."""
 
 
 class Server:
@@ -354,7 +355,7 @@ class Server:
                 self._send(session.ident, "bye", Bye("lease"))
                 self._backend.client("lease", session)
             try:
-                tick = self._backend.tick(len(self._sessions))
+                tick = self._backend.tick(len(self._sessions), self.counters)
             except Exception as error:
                 self._backend.trouble("tick", error)
                 continue

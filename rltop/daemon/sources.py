@@ -9,18 +9,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rltop.daemon.core import Core
-from rltop.engines.scrape import EngineStats
+
+if TYPE_CHECKING:
+    import httpx
+
+    from rltop.engines.scrape import EngineStats
 
 SCRAPE_S = 2.0
 TIMEOUT_S = 4.0
 _QUIET = frozenset({"STOPPED", "CRASHED", "OFFLOADED", "LOST", "RECLAIMING", "BACKOFF", "QUARANTINED", "LAUNCHING"})
 _FIELDS = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length")
 
-Scrape = Callable[[str], Awaitable[EngineStats]]
+Scrape = Callable[[str], Awaitable["EngineStats"]]
 """url -> what could be seen of the engine."""
+
+
+class HttpScrape:
+    """Scrapes over HTTP. httpx is imported, and a connection made, when the first engine is to be asked."""
+
+    def __init__(self) -> None:
+        self._http: httpx.AsyncClient | None = None
+
+    async def __call__(self, url: str) -> EngineStats:
+        """Ask one engine."""
+        from rltop.engines.scrape import scrape
+
+        if self._http is None:
+            import httpx
+
+            # Engines are inside the cluster; a proxy from the environment would only be in the way.
+            self._http = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        return await scrape(url, self._http)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.aclose()
 
 
 class EngineScraper:

@@ -192,9 +192,16 @@ class Viewer:
                 return message
 
     def until_state(self, matches: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """Apply messages until the mirrored state matches."""
-        if not matches(self.state):
-            self.until(lambda message: bool(matches(self.state)))
+        """Apply messages until the mirrored state matches; a key that is not there yet is no match."""
+
+        def matched() -> bool:
+            try:
+                return bool(matches(self.state))
+            except KeyError:
+                return False
+
+        if not matched():
+            self.until(lambda message: matched())
         return self.state
 
     def until_event(self, **fields: Any) -> dict[str, Any]:
