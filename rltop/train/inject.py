@@ -65,7 +65,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """`NAME` or `NAME@ROLLOUT`. Raises `RltopError` that lists the catalogue."""
+    """`NAME` or `NAME@ROLLOUT`. Raises `RltopError` that lists the catalogue, or says that a fault cannot wait."""
     match = re.fullmatch(r"([a-z-]+)(?:@(\d+))?", text)
     kind = CATALOGUE.get(match[1]) if match else None
     if match is None or kind is None:
@@ -75,7 +75,15 @@ def parse_fault(text: str) -> Fault:
             why="faults: " + "; ".join(f"{kind.name}: {kind.text}" for kind in _KINDS),
             do="NAME or NAME@ROLLOUT, for example nan-grad@1",
         )
-    return Fault(kind, int(match[2]) if match[2] else kind.default_rollout)
+    rollout = int(match[2]) if match[2] else kind.default_rollout
+    if kind.where == "reference" and rollout:
+        raise RltopError(
+            f"{kind.name} cannot wait for rollout {rollout}",
+            where="--inject",
+            why="it acts when the reference is taken, before rollout 0",
+            do=f"--inject {kind.name}",
+        )
+    return Fault(kind, rollout)
 
 
 def active(faults: Sequence[Fault], name: str, rollout: int) -> bool:

@@ -37,7 +37,9 @@ class LossConfig:
     kl_loss_coef: float = 0.0
     """0 keeps the KL out of the gradient; it is measured all the same when reference log-probs are there."""
     kl_loss_type: KlType = "low_var_kl"
+    """Estimator, see `kl_estimate`."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus; 0 measures it only."""
     calculate_per_token_loss: bool = False
     """False: mean over samples of each sample's token mean. True: mean over all tokens of the step."""
 
@@ -153,7 +155,8 @@ def policy_loss(
     unclipped = -ratio * terms.advantages
     clipped = -ratio.clamp(1 - config.eps_clip, 1 + high) * terms.advantages
     pg_loss, entropy_loss = mean(torch.maximum(unclipped, clipped)), mean(entropy)
-    loss = pg_loss - config.entropy_coef * entropy_loss
+    # A term with coefficient 0 stays out of the graph: its infinities, times 0, would be NaN in the gradient.
+    loss = pg_loss - config.entropy_coef * entropy_loss if config.entropy_coef else pg_loss
     metrics = {
         "pg_loss": pg_loss,
         "entropy_loss": entropy_loss,
@@ -162,7 +165,7 @@ def policy_loss(
     }
     if terms.ref_log_probs is not None:
         metrics["kl_loss"] = mean(kl_estimate(log_probs, terms.ref_log_probs, config.kl_loss_type))
-        loss = loss + config.kl_loss_coef * metrics["kl_loss"]
+        loss = loss + config.kl_loss_coef * metrics["kl_loss"] if config.kl_loss_coef else loss
     if terms.rollout_log_probs is not None:
         metrics["train_rollout_logprob_abs_diff"] = mean((old_log_probs - terms.rollout_log_probs).abs())
     return loss, {"loss": loss.detach()} | {name: value.detach() for name, value in metrics.items()}

@@ -305,11 +305,16 @@ def test_no_samples_and_no_reference_are_named(new_backend: Callable[..., Megatr
         backend.log_probs(some_samples(1), which="ref")
 
 
-def test_reference_log_probs_for_some_samples_only_are_refused(new_backend: Callable[..., MegatronBackend]) -> None:
-    backend = new_backend()
-    samples = [TrainSample([1, 2, 3], 1, 1.0, ref_log_probs=ref) for ref in ([-1.0], None)]
-    with pytest.raises(RltopError, match="ref_log_probs is missing for some samples"):
-        backend.train_step(samples, LossConfig())
+@pytest.mark.parametrize(
+    ("second", "why"), [(None, "1 of 2 samples have none"), ([-1.0, -2.0], "not one value per response token")]
+)
+def test_log_probs_that_do_not_match_the_responses_are_refused(
+    new_backend: Callable[..., MegatronBackend], second: list[float] | None, why: str
+) -> None:
+    samples = [TrainSample([1, 2, 3], 1, 1.0, ref_log_probs=ref) for ref in ([-1.0], second)]
+    with pytest.raises(RltopError, match="ref_log_probs does not match the responses") as caught:
+        new_backend().train_step(samples, LossConfig())
+    assert caught.value.why == why
 
 
 def _edited_config(checkpoint: Path, target: Path, **changes: object) -> Path:

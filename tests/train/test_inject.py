@@ -17,8 +17,14 @@ pytestmark = pytest.mark.train
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_every_fault_can_be_named_with_and_without_a_rollout(name: str) -> None:
     assert parse_fault(name) == Fault(CATALOGUE[name], CATALOGUE[name].default_rollout)
-    assert parse_fault(f"{name}@12").rollout == 12
-    assert str(parse_fault(f"{name}@12")) == f"{name}@12"
+    assert parse_fault(f"{name}@0").rollout == 0
+    assert str(parse_fault(f"{name}@0")) == f"{name}@0"
+
+
+def test_only_the_reference_fault_cannot_wait() -> None:
+    assert parse_fault("loss-sum@12").rollout == 12
+    with pytest.raises(RltopError, match="ref-perturb cannot wait for rollout 3"):
+        parse_fault("ref-perturb@3")
 
 
 @pytest.mark.parametrize("text", ["nan", "nan-grad@", "nan-grad@-1", "nan-grad@1.5", "", "nan-grad@1@2"])

@@ -173,6 +173,16 @@ def test_clipped_tokens_give_no_gradient() -> None:
     assert log_probs.grad.tolist() == [0.0, -0.5]
 
 
+def test_a_term_with_coefficient_zero_cannot_spoil_the_gradient() -> None:
+    log_probs = torch.tensor([-1.0], requires_grad=True)
+    config = LossConfig(kl_loss_type="k3")
+    loss, metrics = policy_loss(log_probs, log_probs * math.inf, terms([1.0], [-1.0], ref=[200.0]), config)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
+    assert metrics["kl_loss"].isinf()
+    assert log_probs.grad is not None
+    assert log_probs.grad.isfinite().all()
+
+
 def test_the_loss_is_surrogate_plus_kl_minus_entropy() -> None:
     config = LossConfig(kl_loss_coef=0.1, entropy_coef=0.01, kl_loss_type="k1")
     loss, metrics = policy_loss(one(-1.0), one(0.7), terms([2.0], [-1.0], ref=[-1.5]), config)

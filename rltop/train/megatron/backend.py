@@ -114,6 +114,7 @@ class MegatronBackend:
         self._cold_random = torch.Generator().manual_seed(config.seed)
         self._reference: dict[str, Tensor] = {}
         self._steps = 0
+        self._nan_planted = False
 
     @property
     def description(self) -> str:
@@ -212,8 +213,9 @@ class MegatronBackend:
 
         self._set_lr(self._optimizer, self.config.lr * min(1.0, (self._steps + 1) / (self.config.lr_warmup_steps + 1)))
         metrics = self._backward(batches, micro_loss, self._optimizer)
-        if active(self._faults, "nan-grad", rollout):
+        if active(self._faults, "nan-grad", rollout) and not self._nan_planted:
             poison(_gradients(self._model))
+            self._nan_planted = True
         metrics |= self._update(self._optimizer)
         self._steps += 1
         return metrics
@@ -254,7 +256,7 @@ class MegatronBackend:
         yield from named_hf_tensors(self._model, self.shape)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a complete Hugging Face checkpoint (tokenizer included), atomically; an existing one is replaced."""
+        """Write a complete Hugging Face checkpoint (tokenizer included); see `write_checkpoint`."""
         write_checkpoint(directory, self._source, self.hf_tensors())
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -274,26 +276,31 @@ class MegatronBackend:
         return token_weights(masks, per_token=per_token, total=total)
 
     def _terms(self, samples: Sequence[TrainSample], weights: Sequence[Sequence[float]]) -> TokenTerms:
+        lengths = [sample.response_length for sample in samples]
+        old, ref, rollout = zip(
+            *((sample.old_log_probs, sample.ref_log_probs, sample.rollout_log_probs) for sample in samples), strict=True
+        )
         return TokenTerms(
             advantages=self._flat([[sample.advantage] * sample.response_length for sample in samples]),
-            old_log_probs=self._joined([sample.old_log_probs for sample in samples], "old_log_probs"),
-            ref_log_probs=self._joined([sample.ref_log_probs for sample in samples], "ref_log_probs"),
-            rollout_log_probs=self._joined([sample.rollout_log_probs for sample in samples], "rollout_log_probs"),
+            old_log_probs=self._joined(old, lengths, "old_log_probs"),
+            ref_log_probs=self._joined(ref, lengths, "ref_log_probs"),
+            rollout_log_probs=self._joined(rollout, lengths, "rollout_log_probs"),
             weights=self._flat(weights),
         )
 
     def _flat(self, rows: Sequence[Sequence[float]]) -> Tensor:
         return torch.tensor([value for row in rows for value in row], dtype=torch.float32, device=self._device)
 
-    def _joined(self, parts: Sequence[LogProbs | None], name: str) -> Tensor | None:
+    def _joined(self, parts: Sequence[LogProbs | None], lengths: Sequence[int], name: str) -> Tensor | None:
         present = [part for part in parts if part is not None]
         if not present:
             return None
-        if len(present) != len(parts):
+        if [len(part) for part in present] != lengths:
+            missing = len(parts) - len(present)
             raise RltopError(
-                f"{name} is missing for some samples",
+                f"{name} does not match the responses",
                 where="train_step",
-                why=f"{len(parts) - len(present)} of {len(parts)} samples of a micro-batch have none",
+                why=f"{missing} of {len(parts)} samples have none" if missing else "not one value per response token",
             )
         return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in present]).to(self._device)
 

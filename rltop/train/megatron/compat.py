@@ -5,12 +5,11 @@ when torch sees no CUDA, corrects those places; when CUDA is there nothing is to
 harmless:
 
 - torch itself is not patched. Megatron's modules get a namespace that looks like torch, except that "cuda" means the
-CPU
-  in it. Everything else in the process (transformers, the engine, a test) sees the real torch.
+  CPU in it. Everything else in the process (transformers, the engine, a test) sees the real torch.
 - Each correction names the failure that it answers. One that a Megatron version does not need is skipped for it.
 
-Covered: dense GPT models with the local layer spec, fp32, Megatron's DDP, FP32 optimizer, schedules, distributed
-checkpoints. Not covered, and refused by the backend: MoE, the distributed optimizer, several ranks.
+Covered: dense GPT models with the local layer spec in fp32, Megatron's DDP, its FP32 optimizer and its schedules. Not
+covered: MoE (refused with the checkpoint), several ranks (refused), the distributed optimizer (never asked for).
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class Megatron:
     forward_backward: Any
     """`forward_backward()` returns the schedule for the current parallel layout."""
     finalize_grads: Any
-    dist_checkpointing: Any
 
 
 def load_megatron() -> Megatron:
@@ -80,7 +78,6 @@ def load_megatron() -> Megatron:
             make_optimizer=_get("optimizer", "get_megatron_optimizer"),
             forward_backward=_get("pipeline_parallel", "get_forward_backward_func"),
             finalize_grads=_get("distributed", "finalize_model_grads"),
-            dist_checkpointing=importlib.import_module("megatron.core.dist_checkpointing"),
         )
     if on_cpu:
         _install_cpu_namespace()

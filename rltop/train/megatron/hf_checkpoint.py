@@ -126,7 +126,8 @@ def _weight_files(directory: Path) -> list[Path]:
 def write_checkpoint(directory: Path, source: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Write a complete checkpoint: `weights` as one safetensors file, everything else copied from `source`.
 
-    Atomic: readers see the whole new directory or the old state, never a part. An existing `directory` is replaced.
+    `directory` is never seen in part. An existing one is replaced and is absent for an instant in between, so give each
+    version a directory of its own where others read while you write.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
