@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rltop.tui.clientlike import SeriesLike
 
@@ -12,8 +13,7 @@ MAX_BUCKETS = 2048
 """Above this many buckets neighbours are merged; four times what the widest chart can show."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """Some neighbouring points: last step, extremes and last of the finite values (NaN: none), count of the others."""
 
     step: float
@@ -37,8 +37,7 @@ def merge(a: Bucket, b: Bucket) -> Bucket:
     return Bucket(b.step, min(a.lo, b.lo), max(a.hi, b.hi), b.last, a.nan + b.nan)
 
 
-@dataclass(slots=True)
-class History:
+class History(Struct):
     """Buckets of one metric, oldest first, steps strictly rising."""
 
     buckets: list[Bucket] = field(default_factory=list)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 PANES = ("checks", "charts", "engines", "events", "rollouts", "run")
 """Pane names in the order of their number keys."""
@@ -11,8 +12,7 @@ LISTS = ("checks", "engines", "events", "rollouts", "run")
 """Panes that are lists of rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """What decides whether a key does anything now."""
 
     pane: str = "checks"
@@ -39,8 +39,7 @@ class Context:
     """The pane has a selected row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class Key(Struct, frozen=True, kw_only=True):
     """One action and its keys.
 
     action: stable name, also the id of its bindings.

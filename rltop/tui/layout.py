@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rltop.tui.keymap import PANES
 
@@ -12,8 +12,7 @@ _WIDE = (100, 30)
 _TALL = 38
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """A rectangle in cells."""
 
     x: int
@@ -22,8 +21,7 @@ class Box:
     height: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A rectangle and the panes that share it; `shown` is the one on top."""
 
     box: Box

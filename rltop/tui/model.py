@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Reversible, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rltop.tui.clientlike import ClientLike, SeriesLike
 from rltop.tui.history import History
@@ -16,8 +19,7 @@ EVENTS_KEPT = 5000
 """Events held for scrolling back; older ones are asked for again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """Where time comes from."""
 
     monotonic: Callable[[], float]
@@ -66,7 +68,7 @@ class Model:
         if not any(name in spec.keys for spec in CHARTS) or not isinstance(value, Mapping):
             return
         step, number = value.get("step"), value.get("value")
-        if isinstance(step, int | float) and isinstance(number, int | float):
+        if isinstance(step, int | float) and isinstance(number, int | float) and math.isfinite(step):
             self.histories.setdefault(name, History(holes=1)).append(float(step), float(number))
 
     def _take_events(self, events: Reversible[dict[str, Any]]) -> bool:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rltop.tui.clientlike import Status
 
@@ -46,8 +48,7 @@ def under(state: State, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
 # ---------------------------------------------------------------- header
 
 
-@dataclass(frozen=True, slots=True)
-class RunView:
+class RunView(Struct, frozen=True):
     """Who is watched."""
 
     name: str
@@ -80,8 +81,7 @@ def run_view(state: State, fallback_name: str = "") -> RunView:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseView:
+class PhaseView(Struct, frozen=True):
     """The phase clock."""
 
     name: str
@@ -118,8 +118,7 @@ def phase_view(state: State, server_now: float | None) -> PhaseView | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """The connection, as the app knows it at one moment."""
 
     status: Status
@@ -146,8 +145,7 @@ class Link:
 # ---------------------------------------------------------------- checks
 
 
-@dataclass(frozen=True, slots=True)
-class CheckView:
+class CheckView(Struct, frozen=True):
     """One verdict."""
 
     id: str
@@ -257,8 +255,7 @@ _UNWELL = (
 _STARTING = ("LAUNCHING", "LOADING", "CAPTURING", "WARMING", "OFFLOADED")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineView:
+class EngineView(Struct, frozen=True):
     """One engine. None = unknown."""
 
     id: str
@@ -357,8 +354,7 @@ def _engine(key: str, value: Mapping[str, Any], newest: str) -> EngineView:
 # ---------------------------------------------------------------- charts
 
 
-@dataclass(frozen=True, slots=True)
-class ChartSpec:
+class ChartSpec(Struct, frozen=True):
     """What one chart shows: the first of `keys` that the run reports; `check` gives its threshold and its colour."""
 
     title: str

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rltop.tui.history import Bucket
+from msgspec import Struct
+
+from rltop.tui.history import Bucket, merge
 from rltop.tui.text import num
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bit of a braille dot: [column 0..1][row 0..3 from the top]."""
 _DOTS_HIGH = 16
 """Ends of the y axis are rounded to one dot of the smallest chart."""
+_LARGEST, _SMALLEST = 1e300, 1e-290
+"""Beyond these the arithmetic of an axis would overflow or lose its digits."""
 _LEAST_STEPS = 10
 _GROWTH = 1.15
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """Range of the y axis, in values or their decimal logarithms."""
 
     lo: float
@@ -41,8 +43,7 @@ class Axis:
         return (num(10**self.hi), num(10**self.lo)) if self.log else (num(self.hi), num(self.lo))
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(Struct, frozen=True):
     """A drawn chart: `rows` of equal length, `marks` = cells (row, column) that show a NaN mark, `limit` = row of the
     threshold line or None, `axis` None when there is nothing finite."""
 
@@ -51,7 +52,7 @@ class Plot:
     limit: int | None
     axis: Axis | None
     below: int = 0
-    """Buckets that a log axis cannot show because all their values are 0 or less."""
+    """Dot columns that a log axis cannot show because all their values are 0 or less."""
 
 
 def y_axis(buckets: Sequence[Bucket], *, log: bool = False, limit: float | None = None) -> Axis | None:
@@ -65,10 +66,10 @@ def y_axis(buckets: Sequence[Bucket], *, log: bool = False, limit: float | None 
         limit = math.log10(limit) if limit and limit > 0 else None
     if not values:
         return None
-    lo, hi = min(values), max(values)
+    lo, hi = max(min(values), -_LARGEST), min(max(values), _LARGEST)
     if limit is not None and (hi >= limit - 0.5 if log else hi >= limit / 3):
         lo, hi = min(lo, limit), max(hi, limit)
-    if hi - lo <= 1e-12 * max(abs(lo), abs(hi), 1e-300):
+    if hi - lo <= 1e-12 * max(abs(lo), abs(hi), _SMALLEST):
         room = 0.5 if log else abs(hi) * 0.1 or 1.0
         return Axis(lo - room, hi + room, log) if lo != 0 or log else Axis(0.0, 1.0)
     unit = _round_unit((hi - lo) / _DOTS_HIGH)
@@ -114,19 +115,17 @@ def draw(
     marks: set[int] = set()
     below = 0
     previous: tuple[int, int] | None = None  # (dot column, dot row of the last value)
-    for bucket in inside:
-        column = _column(bucket.step, span, wide)
+    for column, bucket in _fold(inside, span, wide):
         if bucket.nan:
             marks.add(column // across)
         if not bucket.finite or axis is None:
             previous = None
             continue
-        if log and bucket.hi <= 0:
-            below += 1
-        low, top, last = (_dot(axis, value, high) for value in (bucket.lo, bucket.hi, bucket.last))
-        ink[column].update(range(min(low, top), max(low, top) + 1))
+        below += log and bucket.hi <= 0
+        low, top, last = _dot(axis, bucket.lo, high), _dot(axis, bucket.hi, high), _dot(axis, bucket.last, high)
+        ink[column].update(range(low, top + 1))
         if previous is not None:
-            _connect(ink, previous, (column, _nearest(previous[1], low, top)))
+            _connect(ink, previous, (column, min(max(previous[1], low), top)))
         previous = (column, last)
     limit_row = None
     if axis is not None and limit is not None:
@@ -137,19 +136,24 @@ def draw(
     return Plot(*_with_marks(rows, marks, mark, ascii_only), limit_row, axis, below)
 
 
-def _column(step: float, span: tuple[float, float], wide: int) -> int:
+def _fold(buckets: Sequence[Bucket], span: tuple[float, float], wide: int) -> list[tuple[int, Bucket]]:
+    """(dot column, all its buckets in one), left to right."""
     length = span[1] - span[0]
-    share = (step - span[0]) / length if length > 0 else 0.5
-    return min(wide - 1, max(0, round(share * (wide - 1))))
+    scale = (wide - 1) / length if length > 0 else 0.0
+    shift = 0.0 if length > 0 else (wide - 1) / 2
+    out: list[tuple[int, Bucket]] = []
+    for bucket in buckets:
+        column = round((bucket.step - span[0]) * scale + shift)
+        if out and out[-1][0] == column:
+            out[-1] = (column, merge(out[-1][1], bucket))
+        else:
+            out.append((column, bucket))
+    return out
 
 
 def _dot(axis: Axis, value: float, high: int) -> int:
     """Dot row from the bottom."""
     return round(axis.share(value) * (high - 1))
-
-
-def _nearest(y: int, low: int, top: int) -> int:
-    return min(max(y, min(low, top)), max(low, top))
 
 
 def _connect(ink: list[set[int]], a: tuple[int, int], b: tuple[int, int]) -> None:

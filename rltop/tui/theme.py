@@ -6,8 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from rich.color import Color
 from rich.style import Style
 from textual.theme import Theme
@@ -44,8 +43,7 @@ STATUSES = ("fail", "warn", "info", "pass", "skip")
 """Worst first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
+class Glyphs(Struct, frozen=True):
     """The characters of a screen. `ascii_only` decides how text of the run is cleaned."""
 
     ascii_only: bool = False
@@ -141,8 +139,8 @@ def status_style(status: str) -> str:
 class Palette:
     """Style name -> style, for one theme.
 
-    Names: text, strong, note, dim, faint, rule, accent, ok, warn, bad, data, limit; followed by any of the flags `+b` (bold),
-    `+sel` (selected row) and `+grey` (the connection is lost: everything in one grey).
+    Names: text, strong, note, dim, faint, rule, accent, ok, warn, bad, data, limit; followed by any of the flags `+b`
+    (bold), `+sel` (selected row) and `+grey` (the connection is lost: everything in one grey).
     """
 
     def __init__(self, theme: Theme) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from rltop.tui.history import History
 from rltop.tui.picture import Link, State
@@ -13,8 +14,7 @@ from rltop.tui.text import clean
 from rltop.tui.theme import UNICODE, Glyphs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(Struct, frozen=True, kw_only=True):
     """One moment of the run and of the connection: all that a view may look at."""
 
     state: State
@@ -70,8 +70,7 @@ class View(Protocol):
         """Text of the selected row for the clipboard; empty when nothing is selected."""
 
 
-@dataclass(slots=True)
-class Picker:
+class Picker(Struct):
     """Cursor of a list whose rows come, go and change places: it remembers the key, not the index."""
 
     key: str | None = None

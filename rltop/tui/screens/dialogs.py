@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from textual import events
 from textual.app import ComposeResult
 from textual.geometry import Region
@@ -153,8 +153,7 @@ def _pair(left: str, right: str, width: int) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """One line of the palette. `value` is handed back when it is chosen."""
 
     value: str

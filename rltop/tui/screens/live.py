@@ -88,6 +88,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         self.message = ""
 
     def compose(self) -> ComposeResult:
+        # Everything in its place before the first layout: the first frame is the right one.
+        self._lay_out(self.app.size.width, self.app.size.height, self._frame())
         yield self._header
         yield from self._panes.values()
         yield self._footer
@@ -115,13 +117,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if not fits(width, height):
             return self._paint_too_small(frame, width, height)
         head = header_rows(frame, width)
-        count = len(under(frame.state, "engine/"))
-        facts = (width, height, len(head), count, self.active, self._low_tab, self._full)
-        if facts != self._facts:
-            self._facts, dirty = facts, None
-            self._arrange(
-                arrange(width, height, len(head), count, self.active, self._low_tab, full=self._full), len(head)
-            )
+        if self._lay_out(width, height, frame):
+            dirty = None
         changed = self._header.show(head, width, len(head))
         for place in self._places:
             view = self.views[place.shown]
@@ -147,13 +144,26 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         width = self.size.width
         return self._footer.show([footer_row(hints(self.context), width, self.message)], width, 1)
 
+    def _lay_out(self, width: int, height: int, frame: Frame) -> bool:
+        """Move the panes when the size, the choice of panes or the number of engines asks for it."""
+        if not fits(width, height):
+            return False
+        count = len(under(frame.state, "engine/"))
+        header = len(header_rows(frame, width))
+        facts = (width, height, header, count, self.active, self._low_tab, self._full)
+        if facts == self._facts:
+            return False
+        self._facts = facts
+        places = arrange(width, height, header, count, self.active, self._low_tab, full=self._full)
+        self._arrange(places, header, width, height)
+        return True
+
     def _paint_too_small(self, frame: Frame, width: int, height: int) -> int:
         self._facts = ()
-        self._arrange([], height)
+        self._arrange([], height, width, height)
         return self._header.show(too_small(width, height, LEAST, frame.glyphs), width, height)
 
-    def _arrange(self, places: list[Place], header: int) -> None:
-        width, height = self.size
+    def _arrange(self, places: list[Place], header: int, width: int, height: int) -> None:
         self._places = places
         self._header.place(Region(0, 0, width, header))
         self._footer.display = bool(places)

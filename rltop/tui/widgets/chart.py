@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rltop.tui.history import Bucket, History
 from rltop.tui.picture import CHARTS, ChartSpec, chart_key, check_status, threshold
@@ -19,8 +20,7 @@ _GAP = "  "
 MAX_ZOOM = 12
 
 
-@dataclass(slots=True)
-class ChartsView:
+class ChartsView(Struct):
     """A grid of line charts. `cursor` is a share (0..1) of the time range, so it means the same step in every chart."""
 
     name: str = "charts"

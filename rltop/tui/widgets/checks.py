@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rltop.tui.picture import CheckView, check_counts, check_views
 from rltop.tui.rows import Row, Span, extend, restyle, row_cells, split
@@ -65,8 +66,7 @@ def _limit(limit: object) -> tuple[str, float | None]:
     return "limit ", float(limit) if isinstance(limit, int | float) and _is_number(limit) else None
 
 
-@dataclass(slots=True)
-class ChecksView:
+class ChecksView(Struct):
     """List of verdicts above the whole story of the selected one; `story` gives the story all the room."""
 
     name: str = "checks"

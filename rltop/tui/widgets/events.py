@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from rltop.tui.rows import Row, Span, extend, restyle
 from rltop.tui.text import clean_lines, wrap
@@ -14,8 +15,7 @@ from rltop.tui.view import Frame, Picker, matches
 LEVELS = ("debug", "info", "warn", "error")
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(Struct, frozen=True):
     """An event, or a gap of `missing` events before it."""
 
     key: str
@@ -23,8 +23,7 @@ class _Item:
     missing: tuple[int, int] | None = None
 
 
-@dataclass(slots=True)
-class EventsView:
+class EventsView(Struct):
     """The log. `level`: index of the least level shown."""
 
     name: str = "events"

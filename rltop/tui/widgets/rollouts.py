@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from rltop.tui.rows import Row, Span, extend, restyle
 from rltop.tui.text import cells, clean_lines, head, num, wrap
@@ -14,8 +15,7 @@ _PROMPT_CELLS = 24
 _STATUS_STYLE = {"truncated": "warn", "aborted": "warn", "failed": "bad"}
 
 
-@dataclass(slots=True)
-class RolloutsView:
+class RolloutsView(Struct):
     """One line per sample; the selected one opens to prompt, response and label."""
 
     name: str = "rollouts"

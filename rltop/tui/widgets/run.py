@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from rltop.tui.picture import under
 from rltop.tui.rows import Row, extend, restyle
@@ -16,8 +17,7 @@ _Fact = tuple[str, str, str]
 """(label, text, style)"""
 
 
-@dataclass(slots=True)
-class RunFactsView:
+class RunFactsView(Struct):
     """A list of labelled facts."""
 
     name: str = "run"

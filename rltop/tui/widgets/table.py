@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rltop.tui.picture import EngineView, engine_views, natural, newest_weights
 from rltop.tui.rows import Row, Span, extend, restyle
@@ -13,8 +14,7 @@ from rltop.tui.view import Frame, Picker, matches
 _BAR = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column. rank: kept longest when 0. widest: grows up to this on wide screens."""
 
     head: str
@@ -140,8 +140,7 @@ def fit_columns(width: int) -> list[tuple[Column, int]]:
     return out
 
 
-@dataclass(slots=True)
-class EnginesView:
+class EnginesView(Struct):
     """Rows of engines; the selected one can be opened for everything else that is known of it."""
 
     name: str = "engines"
