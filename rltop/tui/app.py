@@ -50,6 +50,10 @@ class RltopApp(App[int], inherit_bindings=False):
     """
 
     ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { overflow: hidden hidden; }
+    Input { position: absolute; background: $background; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "interrupt", show=False, priority=True)]
 
     def __init__(

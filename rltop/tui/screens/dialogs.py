@@ -38,7 +38,7 @@ def box_rows(title: str, body: Sequence[Row], width: int, height: int, glyphs: G
 class Dialog(ModalScreen[str | None], inherit_bindings=False):
     """A framed list in the middle of the screen. `rows(width)` gives its lines; `on_key` of the subclass its keys."""
 
-    CSS = "Dialog { background: $background 60%; overflow: hidden hidden; }"
+    DEFAULT_CSS = "Dialog { background: $background 60%; overflow: hidden hidden; }"
     AUTO_FOCUS = None
 
     def __init__(self, title: str, palette: Palette, glyphs: Glyphs, *, hint: str = "", widest: int = 76) -> None:

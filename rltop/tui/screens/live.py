@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from textual.widgets import Input
 
 
+_LOOKS = ("zoom-in", "zoom-out", "page-up", "page-down", "left", "right", "home", "end", "up")
+"""Actions of views after which there may be something in sight that must be asked for."""
+
+
 class LiveScreen(Screen[None], inherit_bindings=False):
     """Shows frames. `perform` takes every action that it does not do itself.
 
@@ -43,10 +47,6 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         for key in KEYS
         for name in key.keys
     ]
-    CSS = """
-    LiveScreen { layout: vertical; overflow: hidden hidden; }
-    LiveScreen Input { position: absolute; height: 1; border: none; padding: 0; }
-    """
 
     def __init__(
         self, frame: Callable[[], Frame], palette: Palette, perform: Callable[[str], None], *, ascii_only: bool = False
@@ -85,6 +85,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         }
         self._input: Input | None = None
         self._done: Callable[[str | None], None] | None = None
+        self._live: Callable[[str], None] | None = None
         self.message = ""
 
     def compose(self) -> ComposeResult:
@@ -229,15 +230,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             case _:
                 if not self.views[self.active].act(action, frame):
                     self._perform(action)
-                elif action.startswith("zoom") or action in (
-                    "page-up",
-                    "page-down",
-                    "left",
-                    "right",
-                    "home",
-                    "end",
-                    "up",
-                ):
+                elif action in _LOOKS:
                     self._perform("look")
         self.paint(None)
 
@@ -292,19 +285,13 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def _ask_filter(self) -> None:
         view = self.views[self.active]
-        before = view.filter
 
         def live(text: str) -> None:
             view.filter = text
             self.paint(None)
 
-        def done(text: str | None) -> None:
-            view.filter = before if text is None else text
-            self.paint(None)
-
         # Esc clears: what was filtered before is gone too.
-        before = ""
-        self.ask(f"filter {view.title.lower()}: ", done, text=view.filter, live=live)
+        self.ask(f"filter {view.title.lower()}: ", lambda text: live(text or ""), text=view.filter, live=live)
 
     def ask(
         self,
@@ -319,7 +306,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
         if self._input is not None:
             return
-        box = Input(text, select_on_focus=False)
+        box = Input(text, select_on_focus=False, compact=True)
         self._input, self._done, self.message = box, done, label.rstrip()
         self._live = live
         self._place_input(box)
@@ -353,8 +340,6 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if done is not None:
             done(value)
         self.paint(None)
-
-    _live: Callable[[str], None] | None = None
 
     @property
     def asking(self) -> bool:
