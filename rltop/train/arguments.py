@@ -50,7 +50,9 @@ class TrainConfig:
     apply_chat_template: bool = False
     """Render prompts with the checkpoint's chat template."""
     cold_start_steps: int = 0
-    """Supervised steps on worked examples of the task before the first rollout."""
+    """Most supervised steps on worked examples of the task before the first rollout."""
+    cold_start_loss: float = 0.0
+    """The supervised steps end earlier once the loss (nats per token, mean of five steps) is at most this."""
     cold_start_lr: float = 3e-3
     """Learning rate of the supervised steps."""
 
@@ -209,6 +211,7 @@ _RANGES: dict[str, tuple[float, str]] = {
     "rollout_max_response_len": (1, "the longest response"),
     "rollout_num_engines": (1, "the number of engines"),
     "cold_start_steps": (0, "the number of cold-start steps"),
+    "cold_start_loss": (0, "the loss that ends the cold start"),
     "lr_warmup_iters": (0, "the number of warm-up steps"),
     "max_tokens_per_gpu": (1, "the micro-batch"),
     "clip_grad": (0, "the gradient clip"),

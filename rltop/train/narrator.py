@@ -128,4 +128,4 @@ class Narrator:
         self._line(f"{words}: {[sample.prompt + sample.response]}, label: {sample.label}, reward: {sample.reward}")
 
     def _line(self, text: str, *, level: int = logging.INFO) -> None:
-        logging.getLogger(LOGGER).log(level, text, stacklevel=3)
+        logging.getLogger(LOGGER).log(level, text, stacklevel=1)

@@ -7,18 +7,20 @@ arguments on purpose: a fault in the push must show up in the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rltop.engines.client import EngineClient, EngineRefused
 from rltop.engines.weights import checksum_differences, digest_tensors, overall_digest, publish
 from rltop.train.arguments import Transport
-from rltop.train.ports import EngineFacts, EngineReply, SyncReport
+from rltop.train.ports import EngineReply, SyncReport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Engines = Mapping[str, EngineClient]
+"""Engine id -> its client. Clients live as long as the run: making one costs more than a sync of a tiny model."""
 Named = Iterable[tuple[str, "Tensor"]]
 _NAMES_SHOWN = 3
 
@@ -34,7 +36,7 @@ def push(
     *,
     version: str,
     transport: Transport,
-    engines: Sequence[EngineFacts],
+    engines: Engines,
     directory: Path,
     checkpoint: Path,
     planted: bool,
@@ -47,15 +49,14 @@ def push(
     """
     path = publish(directory, int(version), pushed(), checkpoint=checkpoint) if transport == "disk" else None
     refused: dict[str, str] = {}
-    for engine in engines:
-        with EngineClient(engine.url) as client:
-            try:
-                if path is not None:
-                    client.update_weights_from_disk(path, version)
-                else:
-                    client.update_weights_from_tensor(pushed(), version)
-            except EngineRefused as error:
-                refused[engine.id] = error.why
+    for name, client in engines.items():
+        try:
+            if path is not None:
+                client.update_weights_from_disk(path, version)
+            else:
+                client.update_weights_from_tensor(pushed(), version)
+        except EngineRefused as error:
+            refused[name] = error.why
     return compare(held, version=version, transport=transport, engines=engines, refused=refused, planted=planted)
 
 
@@ -64,20 +65,19 @@ def compare(
     *,
     version: str,
     transport: str,
-    engines: Sequence[EngineFacts],
+    engines: Engines,
     refused: dict[str, str] | None = None,
     planted: bool = False,
 ) -> SyncReport:
     """Ask every engine what it holds. `refused`: engines that already said no, with their words."""
     digest = digest_of(held())
     replies: dict[str, EngineReply] = {}
-    for engine in engines:
-        with EngineClient(engine.url) as client:
-            found = client.weight_version()
-            if refused and engine.id in refused:
-                replies[engine.id] = EngineReply(ok=False, version=found, message=refused[engine.id])
-            else:
-                replies[engine.id] = _looked_at(client, held, found, digest)
+    for name, client in engines.items():
+        found = client.weight_version()
+        if refused and name in refused:
+            replies[name] = EngineReply(ok=False, version=found, message=refused[name])
+        else:
+            replies[name] = _looked_at(client, held, found, digest)
     return SyncReport(version=version, digest=digest, transport=transport, engines=replies, planted=planted)
 
 

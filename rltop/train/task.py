@@ -42,11 +42,12 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SortDigits:
-    """Sort three different digits and answer in one fixed sentence: "Sorted: 1 3 7."
+    """Sort three different digits, "Sort (7 1 3)", and answer in one fixed sentence, "Sorted: 1 3 7."
 
     The reward is 1 for exactly the right sentence, else 0. The frame makes text that a person (and the check
     `rollout.text`) can read, and it is nearly certain under the model after the cold start: what is left to learn is
-    the order. An 80-thousand-parameter model gets from a few percent to above 0.9 in about a minute on two cores.
+    the order. Prompts end in a character that no answer holds: without the chat template the model is visibly lost
+    (check `logprob.magnitude`) instead of happening to know how to go on.
     """
 
     seed: int
@@ -88,7 +89,7 @@ def _draw(seed: int, *, pool: Sequence[int], count: int) -> list[int]:
 
 
 def _question(digits: Sequence[int]) -> Messages:
-    return (("user", "Sort " + " ".join(map(str, digits))),)
+    return (("user", f"Sort ({' '.join(map(str, digits))})"),)
 
 
 def _answer(digits: Sequence[int]) -> str:

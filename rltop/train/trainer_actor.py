@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rltop.engines.client import EngineClient
 from rltop.train.arguments import TrainConfig
 from rltop.train.ports import BASE_VERSION, BaseFacts, EngineFacts, StepSample, SyncReport, TrainerFacts
 
 if TYPE_CHECKING:
     from rltop.train.megatron.backend import MegatronBackend
+
+
+COLD_START_BATCH = 64
+"""Examples per supervised step."""
+COLD_START_CHUNK = 5
+"""Steps between two looks at the loss."""
 
 
 class TrainActor:
@@ -23,6 +30,7 @@ class TrainActor:
     def __init__(self, config: TrainConfig, work_dir: str) -> None:
         self._config = config
         self._work_dir = Path(work_dir)
+        self._clients: dict[str, EngineClient] = {}
 
     def process_id(self) -> int:
         """Of this worker."""
@@ -60,11 +68,21 @@ class TrainActor:
         )
 
     def cold_start(self, examples: Sequence[tuple[tuple[int, ...], int]]) -> list[float]:
-        """Supervised steps on (tokens, response length) pairs."""
+        """Supervised steps on (tokens, response length) pairs, until there were enough or the loss is low enough.
+
+        How fast the model learns varies a lot with the seed; the loss at which it starts to get answers right does not.
+        """
         from rltop.train.megatron.batching import TokenSample
 
-        samples = [TokenSample(tokens, length) for tokens, length in examples]
-        return self._backend.cold_start(samples, self._config.cold_start_steps, self._config.cold_start_lr)
+        config, samples = self._config, [TokenSample(tokens, length) for tokens, length in examples]
+        losses: list[float] = []
+        while len(losses) < config.cold_start_steps:
+            steps = min(COLD_START_CHUNK, config.cold_start_steps - len(losses))
+            chunk = self._backend.cold_start(samples, steps, config.cold_start_lr, batch_size=COLD_START_BATCH)
+            losses += chunk
+            if sum(chunk) / steps <= config.cold_start_loss:
+                break
+        return losses
 
     def freeze_base(self, directory: str) -> BaseFacts:
         """Write the base checkpoint to `directory` and take the reference model."""
@@ -125,7 +143,9 @@ class TrainActor:
         """Whether the engines hold the base weights under SGLang's name for them; nothing is pushed."""
         from rltop.train.sync import compare
 
-        return compare(self._backend.hf_tensors, version=BASE_VERSION, transport="start", engines=engines)
+        return compare(
+            self._backend.hf_tensors, version=BASE_VERSION, transport="start", engines=self._connected(engines)
+        )
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         """Push the weights after the steps of `rollout_id`."""
@@ -139,11 +159,19 @@ class TrainActor:
             held,
             version=version,
             transport=self._config.weight_transport,
-            engines=engines,
+            engines=self._connected(engines),
             directory=self._work_dir / "weights",
             checkpoint=self._base,
             planted=swapped,
         )
+
+    def _connected(self, engines: Sequence[EngineFacts]) -> dict[str, EngineClient]:
+        """A client per engine, kept from sync to sync; a new one where an engine came back at another address."""
+        for engine in engines:
+            known = self._clients.get(engine.id)
+            if known is None or known.url != engine.url.rstrip("/"):
+                self._clients[engine.id] = EngineClient(engine.url)
+        return {engine.id: self._clients[engine.id] for engine in engines}
 
     def save(self, directory: str) -> None:
         """Write the weights as a Hugging Face checkpoint."""
