@@ -68,6 +68,8 @@ class DaemonBackend:
             return
         self._ingest.take(record)
         self._verdicts.feed(record)
+        if record.kind == "bye":
+            self._verdicts.refresh()  # whoever waits for the end of the run finds its last verdicts beside it
 
     def not_a_record(self, why: str) -> None:
         """Something else came in."""

@@ -121,6 +121,29 @@ def test_a_single_spike_survives_in_a_long_series() -> None:
     assert [row[2] for row in found].count(1e6) == 1
 
 
+def test_summaries_follow_when_old_points_change() -> None:
+    store = SeriesStore()
+    truth = dict.fromkeys(range(0, 10 * BLOCK, 2), 1.0)
+    for step, value in truth.items():
+        store.append("k", step, value)
+
+    def check() -> None:
+        for buckets in (1, 3, 5):
+            assert same(rows(store.query("k", None, None, buckets)), naive(truth, None, None, buckets))
+
+    check()
+    for step, value in ((BLOCK, 50.0), (BLOCK + 1, -50.0), (3, nan)):  # replaced, inserted, inserted
+        store.append("k", step, value)
+        truth[step] = value
+        check()
+    store.cut("k", 7 * BLOCK + 5)
+    for step in range(7 * BLOCK + 5, 12 * BLOCK):
+        store.append("k", step, 2.0)
+    truth = {step: value for step, value in truth.items() if step < 7 * BLOCK + 5}
+    truth |= dict.fromkeys(range(7 * BLOCK + 5, 12 * BLOCK), 2.0)
+    check()
+
+
 def test_huge_values_are_clipped_and_overflowing_sums_do_not_hide_them() -> None:
     store = SeriesStore()
     for step in range(BLOCK * 2):

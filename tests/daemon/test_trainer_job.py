@@ -84,7 +84,9 @@ async def test_processes_in_sessions_of_their_own_are_found_by_their_marker(tmp_
     job = start(tmp_path, SPAWNS)
     ready(job)
     child = int(job.log.read_text().split("child ")[1].split()[0])
-    await job.stop(term_s=0.2, poll_s=0.02)
+    stages: list[str] = []
+    await job.stop(stages.append, term_s=0.2, poll_s=0.02)
+    assert f"KILL to process {child}, left over by the trainer" in stages
     wait_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
@@ -94,7 +96,9 @@ async def test_processes_of_other_starts_are_not_touched(tmp_path: Path) -> None
     job, other = start(tmp_path, SLEEPS, "m/1"), start(other_dir, SLEEPS, "m/2")
     ready(job)
     ready(other)
-    await job.stop(term_s=0.2, poll_s=0.02)
+    stages: list[str] = []
+    await job.stop(stages.append, term_s=0.2, poll_s=0.02)
+    assert not [stage for stage in stages if "left over" in stage]
     assert other.running()
     await other.stop()
 
