@@ -64,10 +64,12 @@ def of_sync(sync: SyncEvent) -> Evidence:
         text += f", first sampled by rollout {sync.rollout_id}"
     if sync.transport:
         text += f", transport {sync.transport}"
-    refused = [engine for engine in sync.engines if not engine.ok]
-    if refused or not sync.ok:
-        text += "; refused by " + (", ".join(f"engine {e.engine} ({e.message})" for e in refused) or "an engine")
-    for engine in mismatches(sync)[:2]:
+    spoiled = mismatches(sync)
+    if refused := [engine for engine in sync.engines if not engine.ok and engine not in spoiled]:
+        text += "; refused by " + ", ".join(f"engine {e.engine} ({e.message or 'no reason given'})" for e in refused)
+    elif not sync.ok and not spoiled:
+        text += "; reported as failed"
+    for engine in spoiled[:2]:
         text += f"; digest of engine {engine.engine} is {engine.digest[:12]}, the trainer's {sync.digest[:12]}"
     return _place(sync.where, f"weights@{sync.version}", text)
 

@@ -26,7 +26,7 @@ def render(report: Report, *, width: int = 100, injected_faults: Sequence[str] =
     lines: list[str] = []
     if injected_faults:
         lines += [*_wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
-    lines.append(_headline(report))
+    lines += _wrap(_headline(report), "", width)
     shown: set[str] = set()
     for root in report.root_causes:
         for verdict in (v for v in firing if v.id == root and not v.consequence_of):
@@ -50,10 +50,10 @@ def _block(verdict: Verdict, width: int, refs: bool) -> list[str]:
     titles = {entry.id: entry.title for entry in CATALOGUE}
     place = _place(verdict)
     head = f"{verdict.status.upper():<{LABEL}}{verdict.id}"
-    lines = [f"{head}  {place}" if place else head]
+    head += f"  {place}" if place else ""
+    title = f"  ({titles[verdict.id]})" if verdict.id in titles else ""
     pad = " " * LABEL
-    if verdict.id in titles:
-        lines[0] += f"  ({titles[verdict.id]})" if len(lines[0]) + len(titles[verdict.id]) + 4 <= width else ""
+    lines = [head + title] if len(head + title) <= width else textwrap.wrap(head, width, subsequent_indent=pad)
     lines += _wrap(verdict.cause, pad, width)
     lines += _wrap(
         f"value {_plain(verdict.value)}  threshold {_plain(verdict.threshold)}  confidence {verdict.confidence}",
@@ -118,7 +118,9 @@ def _plain(value: object) -> str:
         case int() | float():
             return num(value) if isinstance(value, float) else str(value)
         case dict():
-            return ", ".join(f"{key}={_plain(entry)}" for key, entry in value.items() if entry is not None)
+            parts = {key: _plain(entry) for key, entry in value.items() if entry is not None}
+            nested = {key for key in parts if isinstance(value[key], dict)}
+            return ", ".join(f"{key}=({text})" if key in nested else f"{key}={text}" for key, text in parts.items())
         case _:
             return json.dumps(value, ensure_ascii=False, default=str)
 

@@ -3,8 +3,9 @@
 Kept whole: the first rows (the step-1 checks), the newest rows (spikes, recovery), and rows that a rule may need as
 evidence (`notable`: the first of them and the newest). Between them each block of rows becomes one row that holds, per
 metric, the median of the block, so that medians, quarters and rank correlations stay what they were, while single
-spikes do not count (they count only while they are new). When there are too many blocks, neighbours are merged and the
-block length doubles; the median of two medians lies between them.
+spikes do not count (they count only while they are new). All finished blocks are of one length: when there are too
+many, neighbours are merged and the length doubles. A block of 8 rows holds exact medians; a longer one is merged from
+two, and the median of two medians lies between them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Sizes:
     notable: int = 32
     """Of the first, and as many of the newest."""
     block_rows: int = 8
-    """Rows of a block at first."""
+    """Rows of the shortest block."""
 
 
 @dataclass(slots=True)
@@ -38,20 +39,25 @@ class ThinSeries:
     sizes: Sizes = Sizes()
     seen: int = 0
     block_rows: int = 0
-    """Rows of a block now; 0 before the first merge."""
+    """Rows of a finished block now; 0 before the first merge."""
     _first: list[MetricRow] = field(default_factory=list)
     _notable: list[MetricRow] = field(default_factory=list)
     _late_notable: deque[MetricRow] = field(default_factory=deque)
     _blocks: list[MetricRow] = field(default_factory=list)
+    _parts: list[MetricRow] = field(default_factory=list)
+    """Shorter blocks on the way to a finished one, longest first, each at most half as long as the one before."""
     _open: list[MetricRow] = field(default_factory=list)
     _newest: deque[tuple[MetricRow, bool]] = field(default_factory=deque)
 
     def append(self, row: MetricRow, *, notable: bool = False) -> None:
-        """Takes the next row. A notable one keeps its exact values when it is no longer new."""
+        """Takes the next row. A notable one keeps its exact values when it is no longer new, and so does the row before
+        it: what a change is measured against is evidence too."""
         self.seen += 1
         if len(self._first) < self.sizes.first:
             self._first.append(row)
             return
+        if notable and self._newest:
+            self._newest[-1] = (self._newest[-1][0], True)
         self._newest.append((row, notable))
         if len(self._newest) > self.sizes.newest:
             old, kept = self._newest.popleft()
@@ -63,7 +69,8 @@ class ThinSeries:
     def rows(self) -> tuple[MetricRow, ...]:
         """The kept rows; the order says nothing."""
         newest = (row for row, _ in self._newest)
-        return (*self._first, *self._notable, *self._late_notable, *self._blocks, *self._open, *newest)
+        middle = (*self._blocks, *self._parts, *self._open)
+        return (*self._first, *self._notable, *self._late_notable, *middle, *newest)
 
     def _keep(self, row: MetricRow) -> None:
         if len(self._notable) < self.sizes.notable:
@@ -74,15 +81,29 @@ class ThinSeries:
             self._thin(self._late_notable.popleft())
 
     def _thin(self, row: MetricRow) -> None:
-        if self._open and self._open[-1].segment != row.segment:
-            self._close()
+        newest = self._open[-1:] or self._parts[-1:]
+        if newest and newest[0].segment != row.segment:
+            self._close_segment()
         self._open.append(row)
-        if len(self._open) >= max(self.block_rows, self.sizes.block_rows):
-            self._close()
-
-    def _close(self) -> None:
-        self._blocks.append(median_row(self._open))
+        if len(self._open) < self.sizes.block_rows:
+            return
+        self._parts.append(median_row(self._open))
         self._open.clear()
+        while len(self._parts) > 1 and self._parts[-1].span >= self._parts[-2].span:
+            self._parts[-2:] = [median_row(self._parts[-2:])]
+        if self._parts[0].span >= max(self.block_rows, self.sizes.block_rows):
+            self._finish(self._parts.pop(0))
+
+    def _close_segment(self) -> None:
+        """A block does not reach into the next segment: what is there becomes blocks, however short."""
+        if self._open:
+            self._parts.append(median_row(self._open))
+            self._open.clear()
+        while self._parts:
+            self._finish(self._parts.pop(0))
+
+    def _finish(self, block: MetricRow) -> None:
+        self._blocks.append(block)
         if len(self._blocks) > self.sizes.blocks:
             # Blocks of different segments do not merge; of a run with hundreds of restarts the oldest go.
             self._blocks = _merged(self._blocks)[-self.sizes.blocks :]

@@ -90,9 +90,9 @@ class Recorder:
     source: Source = field(default_factory=lambda: Source("trainer", 0, "node", 1))
     seq: int = 0
 
-    def __call__(self, kind: str, **payload: Any) -> Record:
+    def __call__(self, what: str, **payload: Any) -> Record:
         self.seq += 1
-        return Record("run", self.source, self.seq, float(self.seq), float(self.seq), kind, payload)
+        return Record("run", self.source, self.seq, float(self.seq), float(self.seq), what, payload)
 
     def run(self, **payload: Any) -> Record:
         facts = {"framework": "rltop", "args": {"rollout_batch_size": 4}, "vocab_size": 260, "fresh_start": True}

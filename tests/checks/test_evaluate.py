@@ -324,7 +324,7 @@ def observations(draw: st.DrawFn) -> Observations:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(observations())
 def test_no_observations_break_a_rule(seen: Observations) -> None:
     report = evaluate(seen)
@@ -333,7 +333,7 @@ def test_no_observations_break_a_rule(seen: Observations) -> None:
     assert not broken
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(observations(), st.randoms(use_true_random=False))
 def test_the_order_in_which_facts_arrive_does_not_matter(seen: Observations, chance: random.Random) -> None:
     metrics, texts, events = list(seen.metrics), list(seen.samples), list(seen.syncs)

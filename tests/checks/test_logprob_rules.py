@@ -203,16 +203,17 @@ def test_a_digest_that_differs_is_named_and_raises_the_confidence(engine: Engine
     assert any("beef" in e.text for e in found.evidence)
 
 
-def test_equal_digests_are_not_called_different() -> None:
+def test_equal_digests_clear_the_parameters() -> None:
     engines = (EngineSync("0", digest="cafe"), EngineSync("1", digest="beef", same=True))
     found = verdict(GAP, obs(*series(0.001, 2.5), sync("1", 1, digest="cafe", engines=engines)))
-    assert "digest" not in found.cause
+    assert "digests of all engines equal the trainer's" in found.cause
+    assert "do not hold" not in found.cause
 
 
 def test_a_refused_sync_is_named() -> None:
     refused = sync("1", 1, ok=False, engines=(EngineSync("1", ok=False, message="no such tensor"),))
     found = verdict(GAP, obs(*series(0.001, 2.5), refused))
-    assert "refused" in found.cause
+    assert "engine 1 refused it" in found.cause
     assert any("no such tensor" in e.text for e in found.evidence)
 
 

@@ -48,7 +48,10 @@ def gaps(obs: Observations) -> tuple[Gap, ...]:
 
 def _of_means(obs: Observations) -> Iterable[Gap]:
     engine = {(p.segment, p.step): p for p in finite(points(obs, "rollout/rollout_log_probs", "rollout"))}
+    measured = bool(points(obs, METRIC))
     for point in finite(points(obs, "rollout/log_probs", "rollout")):
+        if measured and point.span > 1:
+            continue  # thinned: its rollout has a thinned step too, at another place
         if other := engine.get((point.segment, point.step)):
             gap = abs(point.value - other.value)
             yield Gap(point.segment, point.step, gap, "means", None, of_points((point, other)))
@@ -156,12 +159,7 @@ def _alarm(obs: Observations, t: Thresholds, series: Sequence[Gap], bad: Sequenc
     over = len(series) - 1 - bad[-1] >= t.recovered_rollouts
     status: Status = "info" if over else "fail" if worst.value > t.gap_fail else "warn"
     stays = all(g.value > t.gap_warn for g in series[bad[0] :])
-    # A finished step between two rollouts implies a sync, recorded or not.
-    stepped = bool(before) and any(
-        p.segment == gap.segment and p.rollout is not None and before[-1].rollout <= p.rollout < gap.rollout
-        for p in points(obs, "train/loss")
-    )
-    cause = _cause(gap, before, sync, stepped, worst)
+    cause = _cause(obs, gap, before, sync, worst, stays)
     if not stays:
         cause += f" The last bad rollout is {last.rollout}; the newest gap is {num(series[-1].value)}."
     value: dict[str, object] = {"gap": jnum(gap.value), "largest": jnum(worst.value)}
@@ -180,7 +178,7 @@ def _alarm(obs: Observations, t: Thresholds, series: Sequence[Gap], bad: Sequenc
     )
 
 
-def _cause(gap: Gap, before: Sequence[Gap], sync: SyncEvent | None, stepped: bool, worst: Gap) -> str:
+def _cause(obs: Observations, gap: Gap, before: Sequence[Gap], sync: SyncEvent | None, worst: Gap, stays: bool) -> str:
     level = f"{num(gap.value)} nat per token"
     top = f" (largest {num(worst.value)} in rollout {worst.rollout})" if worst is not gap else ""
     if not before:
@@ -190,22 +188,36 @@ def _cause(gap: Gap, before: Sequence[Gap], sync: SyncEvent | None, stepped: boo
             f"{gap.rollout}{served}{top}: they hold different weights (load or first sync), or compute the "
             "log-probs differently (temperature, precision)."
         )
-    clean = f"The gap was at most {num(max(g.value for g in before))} through rollout {before[-1].rollout}"
-    if sync is None:
-        change = f"{clean} and is {level} in rollout {gap.rollout}{top}"
-        if stepped:
-            return f"{change}; a finished train step lies between, and the weight sync after it is the suspect."
-        return f"{change}; neither a weight sync nor a train step is recorded between: the engine changed by itself."
-    spoiled = mismatches(sync)
-    proof = ""
-    if spoiled:
-        proof = f"; the digest of engine {', '.join(e.engine for e in spoiled)} differs from the trainer's"
-    elif not sync.ok or any(not engine.ok for engine in sync.engines):
-        proof = "; an engine refused it"
-    return (
-        f"{clean} and is {level} from rollout {gap.rollout} on{top}, the first rollout sampled with weights version "
-        f"{sync.version}: that sync is the change point, the engines do not hold what the trainer pushed{proof}."
-    )
+    when = f"from rollout {gap.rollout} on" if stays else f"in rollout {gap.rollout}"
+    change = f"The gap was at most {num(max(g.value for g in before))} through rollout {before[-1].rollout} and is "
+    change += f"{level} {when}{top}"
+    if sync is not None:
+        return f"{change}, the first rollout sampled with weights version {sync.version}: {_blame(sync)}."
+    # A finished step between two rollouts implies a sync, recorded or not.
+    if any(
+        p.segment == gap.segment and p.rollout is not None and before[-1].rollout <= p.rollout < gap.rollout
+        for p in points(obs, "train/loss")
+    ):
+        return f"{change}; a finished train step lies between, and the weight sync after it is the suspect."
+    return f"{change}; neither a weight sync nor a train step is recorded between: the engine changed by itself."
+
+
+def _blame(sync: SyncEvent) -> str:
+    """What the sync at the change point did, as far as its record tells."""
+    if spoiled := mismatches(sync):
+        engines = ", ".join(engine.engine for engine in spoiled)
+        return (
+            "that sync is the change point, the engines do not hold what the trainer pushed; the digest of engine "
+            f"{engines} differs from the trainer's"
+        )
+    if refused := [engine.engine for engine in sync.engines if not engine.ok]:
+        return f"that sync is the change point, engine {', '.join(refused)} refused it"
+    if sync.engines and all(e.same or (e.digest and e.digest == sync.digest) for e in sync.engines):
+        return (
+            "that sync is the change point, but the digests of all engines equal the trainer's, so the parameters are "
+            "right and buffers, a reused KV cache or the sampling path are suspects"
+        )
+    return "that sync is the change point, the engines do not hold what the trainer pushed"
 
 
 def _advice(before: Sequence[Gap], sync: SyncEvent | None) -> tuple[str, ...]:

@@ -59,10 +59,12 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     ]
 
 
-def first_rollout_unlikely(obs: Observations, t: Thresholds) -> bool:
-    """The rule fires on some run of the evidence."""
-    levels = (_level(obs, t, segment) for segment in segment_ids(obs))
-    return any(level is not None and level.status in ("warn", "fail") for level in levels)
+def first_rollout_likely(obs: Observations, t: Thresholds) -> bool | None:
+    """Whether the rule passes on all runs of the evidence: False when it fires, None when it cannot say."""
+    levels = [level.status for segment in segment_ids(obs) if (level := _level(obs, t, segment))]
+    if any(status in ("warn", "fail") for status in levels):
+        return False
+    return True if levels and all(status == "pass" for status in levels) else None
 
 
 def _level(obs: Observations, t: Thresholds, segment: int) -> Level | None:

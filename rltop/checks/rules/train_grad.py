@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rltop.checks.facts import NO_TRAINER
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_points, percent
-from rltop.checks.rules.logprob_magnitude import first_rollout_unlikely
+from rltop.checks.rules.logprob_magnitude import first_rollout_likely
 from rltop.checks.series import Point, finite, median, points, segments, start_of
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Status, Verdict
@@ -194,13 +194,16 @@ def _spikes(part: Sequence[Point], t: Thresholds) -> list[tuple[Point, float]]:
 
 def _high(obs: Observations, t: Thresholds, point: Point, where: str, level: float | None) -> Verdict:
     first = level is None
-    data = first_rollout_unlikely(obs, t)
+    likely = first_rollout_likely(obs, t)
     status: Status = "fail" if first and point.value > t.grad_first_fail else "warn"
-    why = (
-        "the data is the cause: its prompts do not follow the model's chat template"
-        if data
-        else "data, loss or a kernel"
-    )
+    why = {
+        False: "the data is the cause: its prompts do not follow the model's chat template",
+        True: "the data is likely under the model, so the loss (divided by the tokens?) or a kernel is the suspect",
+        None: "data, loss or a kernel",
+    }[likely if first else None]
+    template = "compare the chat template of the data with the model's: --apply-chat-template once, not twice"
+    loss = "check that the loss is divided by the number of tokens (--calculate-per-token-loss)"
+    others = "look at logprob.magnitude, logprob.train-rollout and kl.on-policy of the same rollout"
     return Verdict(
         HIGH,
         status,
@@ -212,10 +215,6 @@ def _high(obs: Observations, t: Thresholds, point: Point, where: str, level: flo
         else {"factor": t.grad_spike_factor, "floor": t.grad_spike_floor},
         evidence=of_points((point,)),
         cause=f"grad_norm is {num(point.value)} {where}: {why}.",
-        advice=(
-            "compare the chat template of the data with the model's: --apply-chat-template once, not twice",
-            "look at logprob.magnitude, logprob.train-rollout and kl.on-policy of the same rollout",
-            "check that the loss is divided by the number of tokens (--calculate-per-token-loss)",
-        ),
+        advice=(loss, others) if first and likely else (template, others, loss),
         confidence="medium",
     )

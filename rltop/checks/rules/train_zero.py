@@ -102,10 +102,10 @@ def _fail(obs: Observations, t: Thresholds, streak: list[Point], loss: dict[tupl
         "fail",
         rollout=first.rollout,
         step=first.step,
-        value={"grad_norm": 0.0, "steps": len(streak), "loss": jnum(at.value) if at else None},
+        value={"grad_norm": 0.0, "from": first.step, "to": streak[-1].step, "loss": jnum(at.value) if at else None},
         threshold={"steps": t.grad_zero_steps},
         evidence=of_points((*streak[:2], *((at,) if at else ()))),
-        cause=f"grad_norm is exactly 0 for {len(streak)} steps from step {first.step} on while {learn}: {why}.",
+        cause=f"grad_norm is exactly 0 from step {first.step} to step {streak[-1].step} while {learn}: {why}.",
         advice=("remove --cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "or update TransformerEngine")
         if fused
         else (

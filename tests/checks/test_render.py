@@ -1,0 +1,73 @@
+"""The report as text."""
+
+from __future__ import annotations
+
+import math
+
+from rltop.checks.evaluate import evaluate
+from rltop.checks.observe import EngineSync, SyncEvent
+from rltop.checks.render import render
+from rltop.checks.verdict import Evidence, Report, Verdict
+from tests.checks.build import at, healthy, obs, rollout, sample
+
+
+def test_a_healthy_run_is_two_lines_of_text() -> None:
+    rows = [healthy(step) for step in range(3)]
+    rows.append(rollout(0, log_probs=-0.3, ref_log_probs=-0.3, rollout_log_probs=-0.301))
+    text = render(evaluate(obs(*rows, sample())), width=200)
+    assert text.splitlines()[0] == "checks: 0 fail, 0 warn, 0 info, 9 pass, 51 skip"
+    assert text.splitlines()[2].startswith("pass  train.nan, train.grad-scale, train.grad-high")
+    assert text.splitlines()[3] == "skip  51 checks: this build has no rule for it yet"
+
+
+def test_the_root_cause_comes_first_with_evidence_and_advice_and_its_consequences_under_it() -> None:
+    report = evaluate(obs(healthy(0), healthy(1, grad_norm=math.nan), sample("!" * 99, rollout_id=2)))
+    lines = render(report, width=110).splitlines()
+    assert lines[2].startswith("FAIL  train.nan  rollout 1, step 1")
+    block = "\n".join(lines)
+    assert "at  train/grad_norm@1" in block
+    assert "do  stop the run before the next save and sync" in block
+    assert "explains rollout.text (fail): In rollout 2" in block
+    assert block.count("rollout.text") == 1
+    assert block.index("train.nan") < block.index("explains rollout.text") < block.index("pass  ")
+
+
+def test_every_line_fits_the_width() -> None:
+    sync = SyncEvent("1", 1, engines=(EngineSync("0", digest="a" * 64),), digest="b" * 64)
+    report = evaluate(obs(healthy(0), healthy(1, train_rollout_logprob_abs_diff=2.5), sync))
+    for width in (40, 60, 80, 120):
+        text = render(report, width=width, injected_faults=["swap-layers@0"])
+        assert max(map(len, text.splitlines())) <= width
+        assert "injected on purpose: swap-layers@0" in text
+
+
+def test_offline_evidence_is_a_file_and_a_line_and_references_on_demand() -> None:
+    row = healthy(0, grad_norm=math.inf)
+    report = evaluate(obs(type(row)(row.axis, row.step, row.values, 0, 0, where=at(12))))
+    assert "at  train.log:12  line 12" in render(report)
+    assert "ref F13 B19" in render(report, refs=True)
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal() -> None:
+    report = evaluate(obs(sample("\x1b[2J\x1b]0;owned\x07" * 30)))
+    text = render(report)
+    assert "rollout.text" in text
+    assert not [ch for ch in text if ch != "\n" and not ch.isprintable()]
+
+
+def test_a_consequence_of_a_consequence_is_not_lost() -> None:
+    verdicts = (
+        Verdict("ckpt.resume", "fail", cause="a"),
+        Verdict("ckpt.loaded", "fail", cause="b", consequence_of=("ckpt.resume",)),
+        Verdict("logprob.magnitude", "fail", cause="c", consequence_of=("ckpt.loaded",)),
+        Verdict("other.unknown", "info", cause="d", evidence=(Evidence("x", None, "y"),)),
+    )
+    text = render(Report(verdicts, ("ckpt.resume",), {}))
+    assert "explains ckpt.loaded (fail): b" in text
+    assert "explains logprob.magnitude (fail): c" in text
+    assert "info  other.unknown: d" in text
+
+
+def test_values_are_readable() -> None:
+    verdict = Verdict("train.nan", "fail", cause="c", value={"a": {"b": 1, "c": 0.123456}, "d": None, "e": "NaN"})
+    assert "value a=(b=1, c=0.1235), e=NaN  threshold -" in render(Report((verdict,), ("train.nan",), {}))
