@@ -184,6 +184,35 @@ def get(
     return run_get(place, query, as_json=as_json)
 
 
+@app.command()
+def demo(
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No dashboard; progress on stderr, ends with the run.")
+    ] = False,
+    as_json: Json = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="The same rewards for the same seed.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of model, data and sampling.")] = 1,
+    num_rollout: Annotated[int | None, typer.Option(min=1, help="Rollouts to run; default: enough to learn.")] = None,
+    inject: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Plant a fault; may be repeated.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the run going when the dashboard is left.")] = False,
+    control: Annotated[bool, typer.Option("--control", help="Act on the run from the dashboard.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Only ASCII characters on the screen.")] = False,
+) -> int:
+    """A tiny GRPO run on this CPU and its dashboard.
+
+    It learns its task within two minutes on two cores. What it started is stopped when the dashboard is left.
+    """
+    from rltop.cli.demo import DemoOptions
+    from rltop.cli.demo import demo as run_demo
+
+    if as_json and not headless:
+        raise RltopError("--json goes with --headless", where="demo", do="rltop demo --headless --json")
+    options = DemoOptions(
+        deterministic=deterministic, seed=seed, num_rollout=num_rollout, inject=tuple(inject or ()), keep=keep
+    )
+    return run_demo(options, headless=headless, as_json=as_json, control=control, ascii_only=ascii_only)
+
+
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def train(context: typer.Context) -> int:
     """The trainer alone; `rltop train --help` lists its flags."""
