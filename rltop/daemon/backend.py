@@ -129,7 +129,7 @@ class DaemonBackend:
 
     def client(self, what: str, session: Session) -> None:
         """Audit: who looked, who could act."""
-        self._core.sink.client(self._core.now(), what, session.role, who(session.name), session.client)
+        self._core.sink.client(self._core.now(), what, session.role, who(session.name), session.client[:200])
 
     def tick(self, viewers: int, counters: Counters) -> Tick:
         """Bring sources, losses and verdicts up to date."""

@@ -33,6 +33,11 @@ MAX_SAMPLES = 8
 MAX_NAME = 200
 LOG_LINES_PER_S = 500
 MAX_PROCESSES = 64
+MAX_SOURCES = 20_000
+"""Ranks of a thousand nodes and some; more is a program that makes up sources."""
+MAX_ENGINES = 4_096
+MAX_WORD = 64
+"""Characters of a role, an engine id or the name of a phase: they become keys."""
 LOST_AFTER_S = 10.0
 """A run whose process is gone is called lost when nothing came from it for so long."""
 _ENGINE_LEVEL = {"CRASHED": "error", "LOST": "error", "SUSPECT": "warn", "BACKOFF": "warn", "QUARANTINED": "warn"}
@@ -124,6 +129,10 @@ class Ingest:
 
     def take(self, record: Record) -> None:
         """Apply one record."""
+        who = record.source
+        if len(who.role) > MAX_WORD or (who.name not in self._sources and len(self._sources) >= MAX_SOURCES):
+            self.malformed(f"source {who.role[:MAX_WORD]!r} has too long a name or is one too many")
+            return
         source = self._source(record)
         match record.kind:
             case "metrics":
@@ -199,6 +208,9 @@ class Ingest:
             )
 
     def _phase(self, source: _Source, record: Record, payload: PhasePayload) -> None:
+        if len(payload.name) > MAX_WORD:
+            self._malformed(source, "phase: its name is too long")
+            return
         now = self._core.now()
         if payload.edge == "enter":
             self._phases.enter(source.name, payload.name, payload.rollout_id, now=now, mono=record.mono)
@@ -237,6 +249,9 @@ class Ingest:
     def _engine(self, source: _Source, payload: EnginePayload) -> None:
         key = f"engine/{payload.id}"
         before = self._core.table.get(key)
+        if before is None and (len(payload.id) > MAX_WORD or len(self._core.table.keys("engine/")) >= MAX_ENGINES):
+            self._malformed(source, "engine: too long an id, or one too many")
+            return
         kept = dict.fromkeys(_SCRAPED)
         if before is not None and before["generation"] == payload.generation:
             kept = {name: before.get(name) for name in _SCRAPED}

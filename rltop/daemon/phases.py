@@ -9,6 +9,8 @@ from typing import Any
 
 KEEP = 101
 """Durations kept per phase for the median."""
+MAX_OPEN = 256
+MAX_NAMES = 256
 MEDIAN_FROM = 3
 """Durations needed before a median is shown."""
 SLOW_FROM = 5
@@ -39,6 +41,7 @@ class PhaseClock:
         """A phase begins. now: daemon's wall clock; mono: the producer's monotonic clock."""
         self._drop(source, name)  # entered twice: the leave was lost
         self._open.append(_Open(source, name, rollout_id, now, mono))
+        del self._open[:-MAX_OPEN]
 
     def leave(self, source: str, name: str, elapsed_s: float | None, *, mono: float) -> tuple[float | None, bool]:
         """A phase ends. Returns how long it took (s; None when nobody knows) and whether that was unusually long."""
@@ -47,6 +50,8 @@ class PhaseClock:
             elapsed_s = max(0.0, mono - opened.mono)
         if elapsed_s is None:
             return None, False
+        if name not in self._durations and len(self._durations) >= MAX_NAMES:
+            return elapsed_s, False
         durations = self._durations.setdefault(name, deque(maxlen=KEEP))
         slow = False
         if len(durations) >= SLOW_FROM:

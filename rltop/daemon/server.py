@@ -46,6 +46,8 @@ SNDHWM = 8
 INGEST_HWM = 10_000
 BURST = 128
 """Messages taken from one socket before everybody else gets a turn."""
+MAX_PENDING = 256
+"""Requests of all clients that are being answered at once."""
 TICK_S = 1.0
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 15_000
@@ -278,6 +280,11 @@ class Server:
     # ---------------------------------------------------------------- answering
 
     def _start(self, ident: bytes, re: str, work: Coroutine[None, None, None]) -> None:
+        if len(self._tasks) >= MAX_PENDING:
+            work.close()
+            self._send(ident, "err", Err("busy", f"{MAX_PENDING} requests are being answered already"), re=re)
+            return
+
         async def guarded() -> None:
             try:
                 await work

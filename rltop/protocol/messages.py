@@ -347,7 +347,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
 class Err(msgspec.Struct, frozen=True):
     """A message could not be handled. `code`: `proto`, `unsupported`, `malformed`, `hello-first`, `not-control`,
-    `internal`."""
+    `busy`, `internal`."""
 
     code: str
     why: str

@@ -168,6 +168,14 @@ def test_no_payload_breaks_it(sent: list[tuple[str, dict[str, Any]]]) -> None:
     assert house.state("source/trainer/0") is None or house.state("source/trainer/0")["records"] == len(sent)
 
 
+def test_names_that_would_be_absurd_keys_are_refused(house: House) -> None:
+    house.ingest.take(Trainer(role="x" * 10_000).metrics(1, {"m": 1.0}))
+    house.take("engine", {"id": "9" * 1000})
+    house.take("phase", {"name": "p" * 1000, "edge": "enter"})
+    assert max(map(len, house.core.table.keys(""))) < 100
+    assert house.state("phase") is None
+
+
 def test_a_flood_of_log_lines_is_cut_and_the_cut_is_said(house: House) -> None:
     for number in range(LOG_LINES_PER_S + 40):
         house.take("log", {"level": "info", "text": str(number)})
