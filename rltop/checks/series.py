@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -71,29 +71,37 @@ def points(obs: Observations, name: str, axis: Axis = "train") -> tuple[Point, .
 
 
 def _points(obs: Observations, name: str, axis: Axis) -> tuple[Point, ...]:
-    found: dict[tuple[int, int], tuple[tuple[int, float], Point]] = {}
-    for row, point in _rows(obs, name, axis):
+    found: dict[tuple[int, int], MetricRow] = {}
+    for row in _rows_with(obs, name, axis):
         key = (row.segment, row.step)
-        # Of two rows of one step the later one holds; without times, any choice that ignores the order of rows.
-        rank = (row.rank or 0, -(row.time or 0.0))
         old = found.get(key)
-        if old is None or rank < old[0] or (rank == old[0] and _less(point.value, old[1].value)):
-            found[key] = (rank, point)
-    return tuple(found[key][1] for key in sorted(found))
+        if old is None or _replaces(row, old, name):
+            found[key] = row
+    per_rollout = steps_per_rollout(obs)
+    return tuple(_point(found[key], name, per_rollout) for key in sorted(found))
 
 
 def bad_points_of_all_ranks(obs: Observations, name: str, axis: Axis = "train") -> tuple[Point, ...]:
     """NaN and infinite points of a metric in the order of events, from every rank that reports it."""
-    found = [point for _, point in _rows(obs, name, axis, bad_only=True)]
+    per_rollout = steps_per_rollout(obs)
+    bad = (row for row in _rows_with(obs, name, axis) if not math.isfinite(row.values[name]))
+    found = [_point(row, name, per_rollout) for row in bad]
     return tuple(sorted(found, key=lambda point: (point.order, point.rank or 0, not math.isnan(point.value))))
 
 
-def _rows(obs: Observations, name: str, axis: Axis, *, bad_only: bool = False) -> Iterator[tuple[MetricRow, Point]]:
-    per_rollout = steps_per_rollout(obs)
-    for row in obs.metrics:
-        if row.axis != axis or (value := row.values.get(name)) is None or (bad_only and math.isfinite(value)):
-            continue
-        yield row, _point(row, name, value, per_rollout)
+def _rows_with(obs: Observations, name: str, axis: Axis) -> Sequence[MetricRow]:
+    key = ("rows", axis, name)
+    if key not in obs.memo:
+        obs.memo[key] = [row for row in obs.metrics if row.axis == axis and name in row.values]
+    found: Sequence[MetricRow] = obs.memo[key]
+    return found
+
+
+def _replaces(row: MetricRow, old: MetricRow, name: str) -> bool:
+    """Of two rows of one step the lower rank's holds, then the later one's; without times, any choice that ignores the
+    order of rows."""
+    new_key, old_key = ((one.rank or 0, -(one.time or 0.0)) for one in (row, old))
+    return new_key < old_key or (new_key == old_key and _less(row.values[name], old.values[name]))
 
 
 def _less(left: float, right: float) -> bool:
@@ -103,7 +111,7 @@ def _less(left: float, right: float) -> bool:
     return left < right
 
 
-def _point(row: MetricRow, name: str, value: float, per_rollout: int | None) -> Point:
+def _point(row: MetricRow, name: str, per_rollout: int | None) -> Point:
     on_policy: bool | None = True
     rollout: int | None = row.rollout_id if row.rollout_id is not None else row.step
     if row.axis == "train":
@@ -113,7 +121,8 @@ def _point(row: MetricRow, name: str, value: float, per_rollout: int | None) -> 
             on_policy = row.step % per_rollout == 0 if per_rollout else None
         if row.rollout_id is None:
             rollout = row.step // per_rollout if per_rollout else None
-    return Point(name, value, row.step, rollout, on_policy, row.segment, row.rank, row.axis, row.where, row.span)
+    where = (row.segment, row.rank, row.axis, row.where)
+    return Point(name, row.values[name], row.step, rollout, on_policy, *where, row.span)
 
 
 def finite(series: Iterable[Point]) -> tuple[Point, ...]:

@@ -219,9 +219,9 @@ def test_rules_declare_every_metric_that_they_read() -> None:
     read: set[str] = set()
 
     class Spy(dict[str, float]):
-        def get(self, key: str, default: Any = None) -> Any:
-            read.add(key)
-            return super().get(key, default)
+        def __contains__(self, key: object) -> bool:
+            read.add(str(key))
+            return super().__contains__(key)
 
     rows = [MetricRow("train", i, Spy({"train/grad_norm": 0.0, "train/loss": math.nan}), i, 0) for i in range(9)]
     rows += [MetricRow("rollout", i, Spy({"rollout/log_probs": -0.3}), i) for i in range(9)]

@@ -14,7 +14,7 @@ from rltop.checks.facts import NO_TRAINER, mixture_of_experts, quantised_rollout
 from rltop.checks.observe import Observations, Sample, SyncEvent
 from rltop.checks.phrase import jnum, mismatches, missing, num, of_points, of_samples, of_sync
 from rltop.checks.samples import pooled
-from rltop.checks.series import finite, maybe_on_policy, points, quarters
+from rltop.checks.series import Point, finite, maybe_on_policy, points, quarters
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Status, Verdict
 
@@ -32,7 +32,13 @@ class Gap:
     source: str
     """`metric`, `samples` or `means`."""
     step: int | None
-    evidence: tuple[Evidence, ...]
+    points: tuple[Point, ...] = ()
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Where the value is from."""
+        return of_points(self.points) + of_samples(self.samples)
 
 
 def gaps(obs: Observations) -> tuple[Gap, ...]:
@@ -41,7 +47,7 @@ def gaps(obs: Observations) -> tuple[Gap, ...]:
     found |= {(gap.segment, gap.rollout): gap for gap in _of_samples(obs)}
     for point in maybe_on_policy(finite(points(obs, METRIC))):
         rollout = point.rollout if point.rollout is not None else point.step
-        gap = Gap(point.segment, rollout, abs(point.value), "metric", point.step, of_points((point,)))
+        gap = Gap(point.segment, rollout, abs(point.value), "metric", point.step, (point,))
         found[gap.segment, gap.rollout] = gap
     return tuple(found[key] for key in sorted(found))
 
@@ -54,7 +60,7 @@ def _of_means(obs: Observations) -> Iterable[Gap]:
             continue  # thinned: its rollout has a thinned step too, at another place
         if other := engine.get((point.segment, point.step)):
             gap = abs(point.value - other.value)
-            yield Gap(point.segment, point.step, gap, "means", None, of_points((point, other)))
+            yield Gap(point.segment, point.step, gap, "means", None, (point, other))
 
 
 def _of_samples(obs: Observations) -> Iterable[Gap]:
@@ -66,7 +72,7 @@ def _of_samples(obs: Observations) -> Iterable[Gap]:
         gap = pooled([sample.engine_gap for sample in members if sample.engine_gap])
         worst = max(members, key=lambda s: (s.engine_gap.mean if s.engine_gap else 0.0, -s.index))
         if gap:
-            yield Gap(segment, rollout, gap.mean, "samples", None, of_samples([worst]))
+            yield Gap(segment, rollout, gap.mean, "samples", None, samples=(worst,))
 
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:

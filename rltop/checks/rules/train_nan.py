@@ -105,8 +105,8 @@ def _of_line(line: TextLine) -> Incident | None:
 
 
 def _fine(obs: Observations, skipped: int) -> Verdict:
-    seen = [p for name in STEP_METRICS for p in points(obs, name)]
-    seen += [p for name in ROLLOUT_METRICS for p in points(obs, name, "rollout")]
+    seen = [series[-1] for name in STEP_METRICS if (series := points(obs, name))]
+    seen += [series[-1] for name in ROLLOUT_METRICS if (series := points(obs, name, "rollout"))]
     if not seen:
         return Verdict(ID, "skip", cause=missing(obs, "a loss, grad_norm or mean log-prob"))
     last = max(seen, key=lambda point: point.order)
