@@ -38,6 +38,9 @@ MARKER = "RLTOP_ENGINE"
 
 POLL_S = 0.05
 
+KILL_WAIT_S = 5.0
+"""How long SIGKILL may take: a process inside a system call ends when that returns."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
@@ -131,7 +134,9 @@ class EngineProcess:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=5)
+        deadline = time.monotonic() + KILL_WAIT_S
+        while (left := [process for process in left if _runs(process)]) and time.monotonic() < deadline:
+            psutil.wait_procs(left, timeout=POLL_S)
         self._descendants.clear()
 
     def _is_member(self, process: psutil.Process) -> bool:
@@ -250,6 +255,14 @@ def _died(engine: EngineProcess, status: int) -> RltopError:
         do="" if own else f"read the log: less {engine.log}",
         exit_code=2 if status == 2 else 1,
     )
+
+
+def _runs(process: psutil.Process) -> bool:
+    """A zombie does not: it is dead, and whoever inherited it may take a while to look."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def tail(path: Path, lines: int) -> str:

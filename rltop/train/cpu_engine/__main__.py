@@ -14,8 +14,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 import torch
@@ -40,21 +43,19 @@ GRACE_S = 3
 """How long connections may take to finish after SIGTERM; running requests are aborted, so only slow readers need it."""
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the engine until a signal. Returns the exit status."""
-    args = parse_args(sys.argv[1:])
+    args = parse_args(argv)
     torch.set_num_threads(1)
     try:
-        listener = bind(args.host, args.port)
-        args = replace(args, port=listener.getsockname()[1])
-        set_up_logging(args.log_level)
-        LOGGER.info("%s: forward passes of the real checkpoint on the CPU, HTTP API of SGLang %s", MARKER, SPOKEN_API)
-        LOGGER.info("%s", args.log_form())
-        engine = build(args)
+        with closing(bind(args.host, args.port)) as listener, logging_to(sys.stdout, args.log_level):
+            args = replace(args, port=listener.getsockname()[1])
+            LOGGER.info("%s: its forward pass runs on the CPU, its HTTP API is that of SGLang %s", MARKER, SPOKEN_API)
+            LOGGER.info("%s", args.log_form())
+            return serve(build(args), listener)
     except RltopError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    return serve(engine, listener)
 
 
 def build(args: EngineArgs) -> Engine:
@@ -107,7 +108,8 @@ def build(args: EngineArgs) -> Engine:
     endings = Endings(text, config.eos_token_ids | own_eos)
     scheduler = Scheduler(Qwen3(config, context_length), live, endings, limits, stats)
     reader = RequestReader(text, context_length=context_length, vocab_size=config.vocab_size, seed=args.random_seed)
-    return Engine(args, scheduler, reader, _model_info(args, config), model_path=str(args.model_path))
+    startup_s = time.perf_counter() - began
+    return Engine(args, scheduler, reader, _model_info(args, config), startup_s, model_path=str(args.model_path))
 
 
 def serve(engine: Engine, listener: socket.socket) -> int:
@@ -201,24 +203,33 @@ async def _gone(pid: int) -> None:
         os.close(descriptor)
 
 
-def set_up_logging(level: str) -> None:
-    """SGLang's prefix on every line, uvicorn's included, to stdout."""
-    plain = logging.StreamHandler(sys.stdout)
-    plain.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
-    leveled = logging.StreamHandler(sys.stdout)
-    leveled.setFormatter(
-        uvicorn.logging.DefaultFormatter(
-            "[%(asctime)s] %(levelprefix)s %(message)s", "%Y-%m-%d %H:%M:%S", use_colors=False
-        )
-    )
-    access = logging.StreamHandler(sys.stdout)
-    line = '[%(asctime)s] %(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s'
-    access.setFormatter(uvicorn.logging.AccessFormatter(line, "%Y-%m-%d %H:%M:%S", use_colors=False))
-    for name, handler in ((LOGGER.name, plain), ("uvicorn.error", leveled), ("uvicorn.access", access)):
+@contextmanager
+def logging_to(stream: TextIO, level: str) -> Iterator[None]:
+    """SGLang's prefix on every line, uvicorn's included."""
+    date = "%Y-%m-%d %H:%M:%S"
+    access = '[%(asctime)s] %(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s'
+    formatters: dict[str, logging.Formatter] = {
+        LOGGER.name: logging.Formatter("[%(asctime)s] %(message)s", date),
+        "uvicorn.error": uvicorn.logging.DefaultFormatter(
+            "[%(asctime)s] %(levelprefix)s %(message)s", date, "%", False
+        ),
+        "uvicorn.access": uvicorn.logging.AccessFormatter(access, date, "%", False),
+    }
+    handlers = []
+    for name, formatter in formatters.items():
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(formatter)
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(level.upper())
         logger.propagate = False
+        handlers.append((logger, handler))
+    try:
+        yield
+    finally:
+        for logger, handler in handlers:
+            logger.removeHandler(handler)
+            logger.propagate = True
 
 
 def _model_info(args: EngineArgs, config: ModelConfig) -> dict[str, object]:
@@ -251,4 +262,4 @@ def _available_gb() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -38,6 +38,10 @@ _UNSUPPORTED = frozenset(
 """Fields of SGLang that would change the answer: refused rather than ignored. Others are ignored, as SGLang does."""
 
 
+class WrongType(ValueError):
+    """A field of the body has another JSON type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A parsed `/generate` request."""
@@ -63,7 +67,7 @@ class RequestReader:
         deliver: called in the scheduler's thread with (sample index, answer).
         """
         if not isinstance(body, dict):
-            raise ValueError("the body must be a JSON object")
+            raise WrongType("the body must be a JSON object")
         for key in sorted(_UNSUPPORTED & body.keys()):
             if body[key]:
                 raise ValueError(f"The CPU engine does not implement {key!r}.")
@@ -76,7 +80,7 @@ class RequestReader:
         samples: list[Sample] = []
         for prompt, rid, raw, wish in zip(prompts, rids, params, wishes, strict=True):
             if not isinstance(raw, dict):
-                raise ValueError("sampling_params must be an object or a list of objects")
+                raise WrongType("sampling_params must be an object or a list of objects")
             checked, count = parse_sampling_params(raw)
             limit = self._limit(prompt, checked.max_new_tokens)
             seed = checked.sampling_seed
@@ -107,13 +111,13 @@ class RequestReader:
         if ids is None:
             texts: list[Any] = text if isinstance(text, list) else [text]
             if not texts or not all(isinstance(item, str) for item in texts):
-                raise ValueError("text must be a string or a list of strings")
+                raise WrongType("text must be a string or a list of strings")
             return [self._text.encode(item) for item in texts], isinstance(text, list)
         listed = isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
         prompts: list[Any] = ids if isinstance(ids, list) and listed else [ids]
         for prompt in prompts:
             if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
-                raise ValueError("input_ids must be a list of integers or a list of such lists")
+                raise WrongType("input_ids must be a list of integers or a list of such lists")
             if any(not 0 <= token < self._vocab_size for token in prompt):
                 raise ValueError(f"input_ids must be in [0, {self._vocab_size - 1}]")
         return prompts, listed

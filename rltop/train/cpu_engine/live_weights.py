@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ class LiveWeights:
         self.tensors = tensors
         self.packed: Weights = pack_weights(config, tensors)
         self._snapshot: dict[str, Tensor] | None = None
+
+    @property
+    def gigabytes(self) -> float:
+        """Size of the weights, GiB."""
+        return sum(tensor.nbytes for tensor in self.tensors.values()) / 2**30
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Replace some or all tensors. All are checked before the first changes. Raises `RltopError`."""
@@ -57,7 +63,9 @@ class LiveWeights:
                 digests = digest_tensors(self.tensors.items())
                 rank: dict[str, Any] = {"checksums": digests, "per_gpu_checksum": overall_digest(digests)}
                 rank["parallelism_info"] = _one_rank()
-                return True, {"success": True, "message": "Success.", "ranks": [rank]}
+                whole = hashlib.sha256(rank["per_gpu_checksum"].encode()).hexdigest()
+                body = {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole}
+                return True, body
             case _:
                 return False, {"success": False, "message": f"Unsupported action={action!r}"}
         return True, {"success": True, "message": "Success."}

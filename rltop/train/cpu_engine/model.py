@@ -9,8 +9,8 @@ reductions are grouped by their length, so this module keeps both constant for e
   cost of one large product, still far below a millisecond here);
 - attention runs over a slab whose length is a power of two chosen by the sample's own limits (`Slab`), never by its
   neighbours; masked positions add exact zeros;
-- the number of rows is padded to a multiple of 32 so that no element falls into the scalar tail of a vectorised loop,
-  where `exp` rounds differently.
+- no element falls into the scalar tail of a vectorised loop, where `exp` rounds differently: unless the MLP's width is
+  a multiple of 32, rows are padded to one and prompts run alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from torch.nn import functional
 
 from rltop.train.cpu_engine.checkpoint import ModelConfig
 
-ROW_MULTIPLE = 32
-"""Rows of a decode step are padded to this multiple. See the module docstring."""
+VECTOR_LOOP = 32
+"""Elements per round of torch's vectorised loops (two AVX-512 registers; narrower ones divide it)."""
+
+FIRST_ROWS = 32
+"""Rows of a new slab."""
 
 MIN_SLAB_LENGTH = 32
 
@@ -116,7 +119,7 @@ class Slab:
         self.config = config
         self.length = length
         self.used = 0
-        self.keys, self.values = self._allocate(ROW_MULTIPLE)
+        self.keys, self.values = self._allocate(FIRST_ROWS)
 
     def _allocate(self, rows: int) -> tuple[Tensor, Tensor]:
         shape = (self.config.num_layers, rows, self.config.num_kv_heads, self.length, self.config.head_dim)
@@ -197,7 +200,11 @@ class Qwen3:
     @property
     def prompts_per_prefill(self) -> int:
         """How many prompts of one length may share a call without touching each other's bits (module docstring)."""
-        return MAX_PROMPTS_PER_PREFILL if self.config.intermediate_size % ROW_MULTIPLE == 0 else 1
+        return MAX_PROMPTS_PER_PREFILL if self.config.intermediate_size % VECTOR_LOOP == 0 else 1
+
+    def padded_rows(self, used: int) -> int:
+        """How many rows a decode step needs for `used` samples (module docstring)."""
+        return used if self.config.intermediate_size % VECTOR_LOOP == 0 else -(-used // VECTOR_LOOP) * VECTOR_LOOP
 
     def decode(self, weights: Weights, slab: Slab, ids: Tensor, positions: Tensor) -> Tensor:
         """One token for each of the slab's rows.
@@ -237,11 +244,6 @@ class Qwen3:
         key = _rms_norm(key.reshape(tokens, -1, config.head_dim), layer.k_norm, config.rms_norm_eps)
         cos, sin = cos[:, None], sin[:, None]
         return _turn(query, cos, sin), _turn(key, cos, sin), value.reshape(tokens, -1, config.head_dim)
-
-
-def padded_rows(used: int) -> int:
-    """`used` rounded up to a multiple of `ROW_MULTIPLE`."""
-    return -(-used // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _product(samples: Tensor, weight: Tensor) -> Tensor:

@@ -138,9 +138,10 @@ def answer(sample: Sample, endings: Endings, version: str, *, now: float) -> dic
         "first_token_latency": max(0.0, sample.first_token - sample.received),
         "api_server_dispatch_finish_ts": sample.received,
         "request_finished_ts": now,
-        "decode_throughput": (len(sample.output) - 1) / decoding if decoding > 0 and len(sample.output) > 1 else 0.0,
         "response_sent_to_client_ts": now,
     }
+    if len(sample.output) > 1:
+        meta["decode_throughput"] = (len(sample.output) - 1) / max(decoding, 1e-9)
     spans = _version_spans(sample, version)
     meta["weight_version"] = spans[-1]["version"]
     if sample.finish is not None:

@@ -42,6 +42,10 @@ _IGNORED = frozenset({"spaces_between_special_tokens", "stream_interval", "custo
 """No influence on the tokens of a byte-level tokenizer."""
 
 
+class UnknownParameter(ValueError):
+    """A sampling parameter that SGLang does not know either."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """Checked parameters of one sample. Greedy is `top_k == 1` at temperature 1, as in SGLang."""
@@ -78,7 +82,7 @@ def parse_sampling_params(raw: Mapping[str, Any]) -> tuple[SamplingParams, int]:
         values.pop(key, None)
     unknown = sorted(values.keys() - SamplingParams.__dataclass_fields__.keys())
     if unknown:
-        raise ValueError(f"Unexpected sampling parameter {unknown[0]!r}")
+        raise UnknownParameter(f"unknown field `{unknown[0]}`, expected one of `n`, {_known()}")
     if "max_new_tokens" in raw and raw["max_new_tokens"] is None:
         values["max_new_tokens"] = None
     if "stop" in values:
@@ -86,6 +90,10 @@ def parse_sampling_params(raw: Mapping[str, Any]) -> tuple[SamplingParams, int]:
     if "stop_token_ids" in values:
         values["stop_token_ids"] = frozenset(int(token) for token in values["stop_token_ids"])
     return _checked(SamplingParams(**values)), count
+
+
+def _known() -> str:
+    return ", ".join(f"`{name}`" for name in (*SamplingParams.__dataclass_fields__, *_UNSUPPORTED, *sorted(_IGNORED)))
 
 
 def _checked(params: SamplingParams) -> SamplingParams:

@@ -17,13 +17,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from rltop.train.cpu_engine.live_weights import LiveWeights
-from rltop.train.cpu_engine.model import Prefill, Qwen3, Slab, padded_rows, slab_length
+from rltop.train.cpu_engine.model import Prefill, Qwen3, Slab, slab_length
 from rltop.train.cpu_engine.request import Endings, Logprob, Sample, answer
 from rltop.train.cpu_engine.sampling import Draw, draw
 from rltop.train.cpu_engine.stats import LOGGER, Stats, decode_line, prefill_line
@@ -76,6 +76,8 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Sample] = deque()
         self._held: list[Sample] = []
+        self._starting: list[Sample] = []
+        self._outbox: list[tuple[Sample, dict[str, Any]]] = []
         self._batches: dict[int, Batch] = {}
         self._exclusive: deque[Callable[[], None]] = deque()
         self._cache: OrderedDict[tuple[int, ...], Prefill] = OrderedDict()
@@ -102,9 +104,12 @@ class Scheduler:
 
         def run() -> None:
             try:
-                future.set_result(work())
+                result = work()
             except Exception as error:
                 future.set_exception(error)
+            else:
+                self._count()  # what the caller looks at next is up to date
+                future.set_result(result)
 
         self._inbox.put((lambda: self._exclusive.append(run)) if exclusive else run)
         return future
@@ -115,8 +120,13 @@ class Scheduler:
 
     def abandon(self, samples: Sequence[Sample]) -> None:
         """End exactly these samples: their client has gone."""
-        gone = {id(sample) for sample in samples}
-        self._inbox.put(lambda: self._abort(lambda sample: id(sample) in gone))
+
+        def forget() -> None:
+            for sample in samples:
+                sample.deliver = lambda _: None
+            self._abort(lambda sample: sample in samples)
+
+        self._inbox.put(forget)
 
     def stop(self) -> None:
         """Abort everything and leave the loop."""
@@ -137,7 +147,6 @@ class Scheduler:
                 sample.retractions += 1
                 self.stats.retractions += 1
                 self._waiting.append(sample)
-        self._count()
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -212,11 +221,12 @@ class Scheduler:
                     self._admit()
                     for batch in [batch for batch in self._batches.values() if batch.samples]:
                         self._step(batch)
-                self._count()
+                self._deliver()
         except Exception:
             self.fatal = traceback.format_exc()
             LOGGER.error("Scheduler hit an exception: %s", self.fatal)
             self._abort(lambda sample: True)
+        self._deliver()
 
     def _obey(self) -> None:
         """Do what is in the inbox; wait for something if there is nothing else to do."""
@@ -247,6 +257,13 @@ class Scheduler:
     def _running(self) -> int:
         return sum(len(batch.samples) for batch in self._batches.values())
 
+    def _deliver(self) -> None:
+        """Send the answers of this round, after the counts that a client may look at next."""
+        self._count()
+        answers, self._outbox = self._outbox, []
+        for sample, content in answers:
+            sample.deliver(content)
+
     def _count(self) -> None:
         stats, samples = self.stats, [item for batch in self._batches.values() for item in batch.samples]
         stats.running, stats.queued, stats.used_tokens = (
@@ -272,7 +289,9 @@ class Scheduler:
             reserved += length
             admitted.append(self._waiting.popleft())
         if admitted:
+            self._starting = admitted  # for `_abort`, should the prefill fail
             self._start(admitted, running)
+            self._starting = []
 
     def _start(self, samples: list[Sample], running: int) -> None:
         now = self._wall()
@@ -293,9 +312,7 @@ class Scheduler:
             batch.samples.append(sample)
             fresh.append((sample, prefill.logits[-1]))
         if fresh:
-            logits = torch.zeros(padded_rows(len(fresh)), self._model.config.vocab_size)
-            logits[: len(fresh)] = torch.stack([row for _, row in fresh])
-            self._accept([sample for sample, _ in fresh], logits)
+            self._accept([sample for sample, _ in fresh], torch.stack([row for _, row in fresh]))
 
     def _prefill(self, samples: Sequence[Sample]) -> tuple[int, list[Prefill]]:
         """Run each distinct prompt once. Returns the tokens that the cache saved, and each sample's prefill."""
@@ -375,7 +392,7 @@ class Scheduler:
 
     def _step(self, batch: Batch) -> None:
         """One token for every sample of the batch."""
-        samples, rows = list(batch.samples), padded_rows(len(batch.samples))
+        samples, rows = list(batch.samples), self._model.padded_rows(len(batch.samples))
         ids, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         ids[: len(samples)] = torch.tensor([sample.output[-1] for sample in samples])
         positions[: len(samples)] = torch.tensor([sample.tokens - 1 for sample in samples])
@@ -415,7 +432,7 @@ class Scheduler:
                 self._leave(sample)
                 self._finish(sample, finish)
             elif sample.streaming:
-                sample.deliver(answer(sample, self._endings, self.live.version, now=now))
+                self._outbox.append((sample, answer(sample, self._endings, self.live.version, now=now)))
 
     def _note_output(self, sample: Sample, drawn: Draw, row: int) -> None:
         sample.output_logprobs.append(self._triple(sample, drawn.logprobs[row], drawn.tokens[row]))
@@ -455,7 +472,8 @@ class Scheduler:
         running = [sample for batch in self._batches.values() for sample in batch.samples if chosen(sample)]
         for sample in running:
             self._leave(sample)
-        queued = [sample for sample in (*self._waiting, *self._held) if chosen(sample)]
+        queued = [sample for sample in (*self._waiting, *self._held, *self._starting) if chosen(sample)]
+        queued = [sample for sample in queued if sample.finish is None and sample not in running]
         self._waiting = deque(sample for sample in self._waiting if not chosen(sample))
         self._held = [sample for sample in self._held if not chosen(sample)]
         for sample in (*running, *queued):
@@ -468,4 +486,4 @@ class Scheduler:
             self.stats.requests += 1
             self.stats.prompt_tokens += len(sample.prompt)
             self.stats.generation_tokens += len(sample.output)
-        sample.deliver(answer(sample, self._endings, self.live.version, now=self._wall()))
+        self._outbox.append((sample, answer(sample, self._endings, self.live.version, now=self._wall())))

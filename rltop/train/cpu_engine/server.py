@@ -24,9 +24,9 @@ from rltop.engines.weights import deserialize
 from rltop.errors import RltopError
 from rltop.train.cpu_engine import MARKER, SPOKEN_API
 from rltop.train.cpu_engine.args import EngineArgs
-from rltop.train.cpu_engine.generate import RequestReader, collect, stream
+from rltop.train.cpu_engine.generate import RequestReader, WrongType, collect, stream
 from rltop.train.cpu_engine.request import LogprobWishes, Sample
-from rltop.train.cpu_engine.sampling import SamplingParams
+from rltop.train.cpu_engine.sampling import SamplingParams, UnknownParameter
 from rltop.train.cpu_engine.scheduler import Scheduler
 from rltop.train.cpu_engine.stats import LOGGER, load_report, metrics_text
 
@@ -46,6 +46,8 @@ class Engine:
     scheduler: Scheduler
     reader: RequestReader
     model_info: dict[str, Any]
+    startup_s: float
+    """From the first look at the checkpoint to a scheduler that could run."""
     started: float = field(default_factory=time.time)
     model_path: str = ""
     """Of the weights served now; a disk update moves it."""
@@ -127,6 +129,10 @@ async def generate(engine: Engine, request: Request) -> Response:
             return StreamingResponse(stream(engine.reader, engine.scheduler, body), media_type="text/event-stream")
         answers = await _unless_gone(request, collect(engine.reader, engine.scheduler, body))
         return Response() if answers is None else _json(answers)
+    except WrongType as error:
+        raise _BadRequest(str(error)) from error
+    except UnknownParameter as error:
+        return _json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
     except ValueError as error:
         LOGGER.error("[http_server] Error: %s", error)
         return _error(HTTPStatus.BAD_REQUEST, str(error))
@@ -146,6 +152,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | No
     finally:
         watch.cancel()
         task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
 
 
 async def ready(engine: Engine, request: Request) -> Response:
@@ -202,7 +209,13 @@ async def server_info(engine: Engine, request: Request) -> Response:
     stats = engine.scheduler.stats
     state = {
         "last_gen_throughput": stats.gen_throughput,
-        "memory_usage": {"weight": 0.0, "kvcache": 0.0, "token_capacity": stats.max_total_num_tokens, "graph": 0.0},
+        "memory_usage": {
+            "weight": engine.scheduler.live.gigabytes,
+            "kvcache": 0.0,
+            "token_capacity": stats.max_total_num_tokens,
+            "token_capacity_swa": None,
+            "graph": {"prefill": 0.0, "decode": 0.0},
+        },
         "effective_max_running_requests_per_dp": stats.max_running_requests,
     }
     return _json(
@@ -215,7 +228,7 @@ async def server_info(engine: Engine, request: Request) -> Response:
             "status": "ready" if engine.ready else "starting",
             "max_total_num_tokens": stats.max_total_num_tokens,
             "max_req_input_len": stats.context_length - 1,
-            "startup_time": engine.started,
+            "startup_time": {"scheduler_e2e": engine.startup_s},
             "internal_states": [state],
             "version": f"{SPOKEN_API}+rltop.{rltop.__version__}",
         }

@@ -2,7 +2,7 @@
 
 SGLang declares CUDA packages that it does not need on a CPU, so its dependencies are installed by an exact list without
 theirs. Two things that it imports exist only for GPUs and are replaced by small modules in `stubs/`, which come first
-on PYTHONPATH: the schemas of torchvision's compiled operators, and three operators of vllm. The scheduler, sampler, HTTP
+on PYTHONPATH: the schemas of torchvision's compiled operators, and three operators of vllm. Scheduler, sampler, HTTP
 server and weight updates are SGLang's own.
 
 Linux on x86-64, Python 3.11. 2.3 GiB on disk, about 20 s to start.

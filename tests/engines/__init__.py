@@ -1,0 +1,1 @@
+"""Tests of `rltop.engines` and of the CPU engine."""
