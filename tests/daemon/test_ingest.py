@@ -6,7 +6,7 @@ from math import inf, isnan, nan
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rltop.daemon.ingest import LOG_LINES_PER_S, LOST_AFTER_S, MAX_SAMPLES, Ingest
@@ -160,6 +160,7 @@ payloads = st.dictionaries(st.sampled_from(fields), json, max_size=6)
 
 
 @given(st.lists(st.tuples(st.sampled_from([*PAYLOADS, "other"]), payloads), max_size=8))
+@settings(max_examples=60)
 def test_no_payload_breaks_it(sent: list[tuple[str, dict[str, Any]]]) -> None:
     house = House()
     for kind, payload in sent:

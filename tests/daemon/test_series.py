@@ -57,7 +57,7 @@ bounds = st.none() | st.integers(-5, 310)
 
 
 @given(points, bounds, bounds, st.integers(1, 80), st.integers(0, 300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 def test_buckets_are_those_of_the_definition(
     given_points: list[tuple[int, float]], lo: int | None, hi: int | None, buckets: int, early: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_buckets_are_those_of_the_definition(
 
 
 @given(points, points, st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80)
 def test_after_a_restart_the_first_point_cuts_what_is_gone_over_again(
     before: list[tuple[int, float]], after: list[tuple[int, float]], buckets: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_after_a_restart_the_first_point_cuts_what_is_gone_over_again(
 
 
 @given(st.lists(points, max_size=4), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_loading_chunks_is_the_same_as_appending(chunks: list[list[tuple[int, float]]], summarise: bool) -> None:
     appended, loaded = SeriesStore(), SeriesStore()
     for chunk in chunks:
