@@ -12,8 +12,7 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
-import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,8 @@ class RayOptions:
     """A cluster to join; None starts a private one."""
     bundles: tuple[dict[str, float], ...]
     """Resources per bundle of the placement group, the trainer's first."""
+    directory: Path
+    """Where a private cluster keeps its sockets and logs. Its path must be short."""
 
 
 class Actor:
@@ -170,14 +171,11 @@ def ray_cluster(options: RayOptions, signals: Signals) -> Iterator[Cluster]:
         stack.callback(_shutdown, ray)
         session = None
         if private:
-            directory = Path(tempfile.mkdtemp(prefix="rltop-ray-", dir=_short_directory()))
-            stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            _start(ray, directory, cpus=sum(bundle.get("CPU", 0) for bundle in options.bundles))
-            session = directory / "session_latest"
+            cpus = sum(bundle.get("CPU", 0) for bundle in options.bundles)
+            _start(ray, options.directory, cpus=cpus, signals=signals)
+            session = options.directory / "session_latest"
         else:
-            _join(ray, str(options.address))
-        signals.install()  # Ray replaces the handler of SIGTERM.
-        signals.check()
+            _join(ray, str(options.address), signals)
         group = _place(ray, options.bundles, signals)
         yield Cluster(ray, group, signals, session.resolve() if session else None)
 
@@ -190,6 +188,7 @@ def _import_ray() -> Any:
         raise RltopError(
             "Ray is not installed", why=str(error), do="pip install 'rltop[train]'", exit_code=2
         ) from error
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what goes wrong comes out as an exception anyway
     return ray
 
 
@@ -205,6 +204,7 @@ def _environment(private: bool) -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
     }
@@ -224,9 +224,13 @@ def _environment(private: bool) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _start(ray: Any, directory: Path, *, cpus: float) -> None:
-    try:
-        ray.init(
+def _start(ray: Any, directory: Path, *, cpus: float, signals: Signals) -> None:
+    """Start Ray's processes and connect.
+
+    In a thread, because Ray waits for its own servers in ways that no signal interrupts: this thread stays awake.
+    """
+    error = _awake(
+        lambda: ray.init(
             num_cpus=int(cpus),
             num_gpus=0,
             include_dashboard=False,
@@ -235,27 +239,60 @@ def _start(ray: Any, directory: Path, *, cpus: float) -> None:
             configure_logging=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(directory),
-        )
-    except Exception as error:
+        ),
+        signals,
+    )
+    if error is not None:
         raise RltopError(
             "the local Ray did not start",
             where=str(directory),
-            why=str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__,
+            why=_last_line(error),
             do="is there room in the temporary directory and in /dev/shm? RAY_ADDRESS joins a running cluster instead",
             exit_code=1,
         ) from error
 
 
-def _join(ray: Any, address: str) -> None:
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except Exception as error:
+def _join(ray: Any, address: str, signals: Signals) -> None:
+    error = _awake(
+        lambda: ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False),
+        signals,
+    )
+    if error is not None:
         raise RltopError(
             "cannot join the Ray cluster",
             where=f"--ray-address {address}",
-            why=str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__,
+            why=_last_line(error),
             do="`ray status --address ADDRESS` says whether it is up; leave the flag out for a private one",
         ) from error
+
+
+def _awake(work: Callable[[], object], signals: Signals) -> BaseException | None:
+    """Run `work` in a thread and wait for it, open to signals meanwhile. Returns what it raised.
+
+    After success the thread stays: Ray asks the kernel to kill its servers when their parent dies
+    (PR_SET_PDEATHSIG), and the kernel takes the *thread* that forked them for the parent.
+    """
+    raised: list[BaseException] = []
+    done = threading.Event()
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+        done.set()
+        if not raised:
+            threading.Event().wait()
+
+    threading.Thread(target=body, name="ray-init", daemon=True).start()
+    while not done.wait(0.1):
+        signals.check()
+    return raised[0] if raised else None
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 def _place(ray: Any, bundles: Sequence[dict[str, float]], signals: Signals) -> Any:
@@ -284,9 +321,3 @@ def _shutdown(ray: Any) -> None:
         _log.error(
             "Ray did not shut down in good order; its processes are ended one by one\n%s", traceback.format_exc()
         )
-
-
-def _short_directory() -> str:
-    """Where Ray's unix sockets fit into 107 bytes: /tmp, unless the temporary directory is as short."""
-    directory = tempfile.gettempdir()
-    return directory if len(directory) <= 20 or not Path("/tmp").is_dir() else "/tmp"

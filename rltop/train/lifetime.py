@@ -57,6 +57,10 @@ class Signals:
         """From now on signals are only remembered: the run is being cleaned up, which takes bounded time."""
         self._shielded = True
 
+    def rearm(self) -> None:
+        """Take the next signal as if it were the first."""
+        self._seen = None
+
     @property
     def seen(self) -> int | None:
         """The first signal that came, if any."""

@@ -1,4 +1,4 @@
-"""Whether a Hugging Face checkpoint can be read, before anything heavy starts. Needs no torch.
+"""What can be seen to fail before anything heavy starts, above all an unreadable checkpoint. Needs no torch.
 
 Reads the JSON files and the headers of the safetensors shards: a missing, cut or broken file is named, in
 milliseconds, instead of failing in a worker a minute later.
@@ -11,9 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from rltop.errors import RltopError
+from rltop.train.arguments import TrainConfig
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
+
+
+def preflight(config: TrainConfig) -> None:
+    """Raise RltopError (exit code 2) for the first path in `config` that cannot be used."""
+    if config.hf_checkpoint is not None:
+        require_checkpoint(config.hf_checkpoint, flag="--hf-checkpoint", chat_template=config.apply_chat_template)
+    if config.ref_load is not None:
+        require_checkpoint(config.ref_load, flag="--ref-load", chat_template=False)
+    if config.engine_python is not None and not config.engine_python.is_file():
+        raise RltopError("no such interpreter", where=f"--engine-python {config.engine_python}", why="there is no file")
+    if config.save_dir is not None:
+        try:
+            config.save_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RltopError(
+                "cannot write there", where=f"--save-dir {config.save_dir}", why=error.strerror or str(error)
+            ) from error
 
 
 def require_checkpoint(directory: Path, *, flag: str, chat_template: bool) -> None:

@@ -1,0 +1,107 @@
+"""The parent of a run: it starts the driver, takes the signals, and sees to it that nothing survives.
+
+The driver talks to Ray through a C++ library that ends the whole process when its cluster breaks, sometimes by abort.
+So the promises of `rltop train` (exit codes, no child left, no directory left) are kept one process further up, by a
+parent that is too simple to die of it. The driver has a process group of its own: Ctrl-C, or a TERM to the group of
+the parent, reaches the parent alone and never pulls Ray away from under the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rltop.errors import RltopError
+from rltop.train.arguments import TrainConfig
+from rltop.train.lifetime import Interrupted, Signals, no_child_left
+
+GRACE_S = 7.0
+"""What the driver gets to end in good order. The daemon gives the whole run ten seconds."""
+
+
+def supervise(config: TrainConfig, argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
+    """Run the driver with `argv` to its end; returns the exit code of `rltop train`.
+
+    Raises RltopError if the driver died instead of ending.
+    """
+    with work_directory(config, environ) as work_dir, ray_directory() as ray_dir, no_child_left():
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "rltop.train", str(work_dir), str(ray_dir), *argv],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+        try:
+            code = driver.wait()
+        except Interrupted as stop:
+            return _interrupt(driver, stop, signals)
+        if code < 0:
+            raise RltopError(
+                f"the trainer's driver died of {signal.Signals(-code).name}",
+                why="Ray's library ends the process when its cluster breaks" if -code == signal.SIGABRT else "",
+                do="out of memory? look at `dmesg | tail`; the lines above may say more",
+                exit_code=1,
+            )
+        return code
+
+
+def _interrupt(driver: subprocess.Popen[bytes], stop: Interrupted, signals: Signals) -> int:
+    """Pass it on and wait; a second signal from an impatient operator ends the waiting.
+
+    Always as SIGINT, because Ray has ideas of its own about SIGTERM.
+    """
+    signals.rearm()
+    with contextlib.suppress(Interrupted, subprocess.TimeoutExpired):
+        driver.send_signal(signal.SIGINT)
+        driver.wait(GRACE_S)
+    signals.shield()
+    return stop.exit_code
+
+
+@contextlib.contextmanager
+def work_directory(config: TrainConfig, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Where the run writes: below the daemon's run directory, or --save-dir, or a directory that goes again."""
+    home = environ.get("RLTOP_RUN_DIR") or config.save_dir
+    if home is not None:
+        directory = Path(home).absolute() / "train"
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+        return
+    directory = Path(tempfile.mkdtemp(prefix="rltop-train-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ray_directory() -> Iterator[Path]:
+    """A new directory for a private cluster, removed at the end.
+
+    In /tmp unless the temporary directory is as short: Ray's unix sockets below it must fit into 107 bytes.
+    """
+    parent = tempfile.gettempdir()
+    if len(parent) > 20 and Path("/tmp").is_dir():
+        parent = "/tmp"
+    directory = Path(tempfile.mkdtemp(prefix="rltop-ray-", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_with_parent() -> None:
+    """Called by the driver: it gets SIGINT when its parent dies in whatever way (Linux)."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGINT, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            raise Interrupted(signal.SIGINT)
