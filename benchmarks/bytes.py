@@ -70,11 +70,11 @@ def _truecolor() -> Iterator[None]:
         yield
 
 
-async def painted_bytes(*, share: float, rounds: int = 10, keys: tuple[str, ...] = ()) -> Painted:
+async def painted_bytes(*, share: float, rounds: int = 10, keys: tuple[str, ...] = (), news: bool = True) -> Painted:
     """Run the dashboard on 64 engines and count.
 
     share: part of the engines that changes in each tick (all charts and the event feed change as well).
-    keys: pressed first, for example `("3", "f")` for the engine table alone.
+    keys: pressed first, for example `("3", "f")` for the engine table alone. news: False: ticks without any change.
     """
     with _truecolor():
         client = FakeClient()
@@ -92,7 +92,10 @@ async def painted_bytes(*, share: float, rounds: int = 10, keys: tuple[str, ...]
             ticks = []
             for number in range(1, rounds + 1):
                 before = driver.painted
-                fleet_round(client, number, share)
+                client.now += 0.5
+                if news:
+                    fleet_round(client, number, share)
+                client.since = client.now
                 app.tick()
                 await _quiet(app, driver)
                 ticks.append(driver.painted - before)

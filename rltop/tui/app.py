@@ -96,6 +96,11 @@ class RltopApp(App[int], inherit_bindings=False):
     def get_default_screen(self) -> Screen[None]:
         return self.live
 
+    async def run_async(self, **options: Any) -> int | None:
+        """As Textual's, but a crash of the dashboard is exit value 1 and not None."""
+        value = await super().run_async(**options)
+        return self.return_code if value is None else value
+
     # -------------------------------------------------------------- life
 
     def on_load(self) -> None:

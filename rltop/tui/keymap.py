@@ -31,8 +31,9 @@ class Context(Struct, frozen=True):
     """The terminal has room for one pane only."""
     tabs: bool = True
     """Some panes share a place and are switched."""
-    cursor: bool = False
-    """The chart cursor is on."""
+    deep: bool = False
+    """Something is open in the pane that Esc closes."""
+    single_chart: bool = False
     zoom: int = 0
     """How often the time range was halved."""
     selected: bool = True
@@ -275,7 +276,7 @@ def works(key: Key, context: Context) -> bool:
         case "stop-run":
             return context.has_run
         case "back":
-            return context.filtered or context.full or context.cursor
+            return context.filtered or context.full or context.deep
         case "full":
             return not context.alone
         case "zoom-out":
@@ -314,7 +315,7 @@ def _short(key: Key, context: Context) -> str:
         case "back" if context.filtered:
             return "clear filter"
         case "open" if context.pane == "charts":
-            return "all charts" if context.full else "one chart"
+            return "all charts" if context.single_chart else "one chart"
         case _:
             return key.short
 

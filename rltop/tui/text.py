@@ -153,7 +153,8 @@ def num(value: Any, *, steady: bool = False) -> str:
     if value == 0:
         return "0"
     if size < 1e-3:
-        return re.sub(r"(\.\d*?)0+e", r"\1e", f"{value:.1e}").replace(".e", "e").replace("e-0", "e-")
+        short = f"{value:.{0 if size < 1e-99 else 1}e}"
+        return short.replace(".0e", "e").replace("e-0", "e-")
     if float(value).is_integer() and size < 1e4:
         return str(int(value))
     for limit, scale, unit in ((1e4, 1.0, ""), (1e7, 1e3, "k"), (1e10, 1e6, "M"), (1e13, 1e9, "G")):

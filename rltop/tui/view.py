@@ -66,6 +66,12 @@ class View(Protocol):
     def click(self, x: int, y: int, frame: Frame) -> None:
         """A mouse click on a cell of the body."""
 
+    def deep(self) -> bool:
+        """Something is open that the action `back` closes: a story, a detail, the chart cursor."""
+
+    def has_selection(self) -> bool:
+        """Something was drawn that can be opened and copied."""
+
     def selection(self, frame: Frame) -> str:
         """Text of the selected row for the clipboard; empty when nothing is selected."""
 

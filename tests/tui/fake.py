@@ -17,6 +17,10 @@ NOW = 1_760_000_000.0
 """Server time of every scene, 2025-10-09 08:53:20 UTC."""
 
 
+START = 1000.0
+"""Monotonic time at the start of every scene."""
+
+
 @dataclass(slots=True)
 class FakeSeries:
     step: array[float]
@@ -59,12 +63,15 @@ class FakeClient:
         self.status: Literal["connecting", "live", "lost"] = "connecting"
         self.since = 0.0
         self.problem = ""
-        self.now = 1000.0
+        self.now = START
         self.history: dict[str, FakeSeries] = {}
+        self.first_event = 1
         self.old_events: list[dict[str, Any]] = []
         self.sent: list[tuple[str, str, dict[str, Any]]] = []
         self.answer: Accepted | Rejected = Accepted(op="op1")
         self.queries: list[tuple[tuple[str, ...], float | None, float | None]] = []
+        self.busy = False
+        """Queries get no answer."""
         self.closed = False
         self.body: Callable[[], Awaitable[object]] = lambda: asyncio.Event().wait()
         """What `run` does."""
@@ -76,6 +83,11 @@ class FakeClient:
     def clocks(self) -> Clocks:
         """Clocks that stand still until the test moves `now`; stamps in UTC."""
         return Clocks(lambda: self.now, lambda: NOW, stamp)
+
+    @property
+    def server_now(self) -> float:
+        """The daemon's wall clock."""
+        return NOW + self.now - START
 
     # ---- what a test does
 
@@ -90,7 +102,7 @@ class FakeClient:
         )
 
     def event(self, text: str, *, level: str = "info", kind: str = "log", **more: Any) -> None:
-        seq = self.mirror.events[-1]["eseq"] + 1 if self.mirror.events else 1
+        seq = self.mirror.events[-1]["eseq"] + 1 if self.mirror.events else self.first_event
         self.mirror.events.append(
             {
                 "eseq": seq,
@@ -125,6 +137,8 @@ class FakeClient:
         self, keys: Sequence[str], lo: float | None = None, hi: float | None = None, buckets: int = 200
     ) -> dict[str, FakeSeries]:
         self.queries.append((tuple(keys), lo, hi))
+        if self.busy:
+            raise TimeoutError
         return {key: self.history[key] for key in keys if key in self.history}
 
     async def events(self, **query: Any) -> EventsAnswer:

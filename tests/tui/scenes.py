@@ -294,28 +294,39 @@ def fleet(client: FakeClient) -> None:
 
 
 def fleet_round(client: FakeClient, number: int, share: float = 1.0) -> None:
-    """New numbers for the first `share` of the 64 engines; after round 0 also a point for every chart and an event."""
+    """New numbers for the first `share` of the 64 engines; after round 0 also a point for every chart and an event.
+
+    The other engines were scraped as well, they only have no news.
+    """
     rng = random.Random(number)
-    for index in range(round(64 * share)):
-        state = {5: "CRASHED", 17: "STALE", 23: "SUSPECT", 40: "CAPTURING"}.get(index, "HEALTHY")
-        down = state == "CRASHED"
-        load: dict[str, Any] = {
-            "running": 0 if down else rng.randint(8, 48),
-            "queued": rng.choice([0, 0, 0, 2, 7]),
-            "tokens_per_s": None if down else rng.uniform(1200, 2400),
-            "token_usage": rng.uniform(0.2, 0.98),
-            "spec_accept_length": rng.uniform(2.2, 3.1),
-            "seen": NOW - (95 if down else 0.5),
-            "error": "connection refused" if down else None,
-        }
-        version = "41" if index in (17, 31) else "42"
-        generation = 3 if down else 1
-        value = engine(str(index), index, state=state, weight_version=version, generation=generation, **load)
-        client.put(f"engine/{index}", value)
+    seen = client.server_now - 0.5
+    for index in range(64):
+        known = client.mirror.state.get(f"engine/{index}")
+        down = index == 5
+        value = known if known and index >= 64 * share else fleet_engine(index, rng)
+        client.put(f"engine/{index}", value if down else value | {"seen": seen})
     if number:
-        for name, column in curves(200).items():
+        for name, column in curves().items():
             client.metric(name, 42 + number, column[42 + number])
         client.event(f"rollout {42 + number}: reward {rng.uniform(0.1, 0.9):.2f}")
+
+
+def fleet_engine(index: int, rng: random.Random) -> dict[str, Any]:
+    """One of the fleet at some moment; five of them have something wrong, always the same."""
+    state = {5: "CRASHED", 17: "STALE", 23: "SUSPECT", 40: "CAPTURING"}.get(index, "HEALTHY")
+    down = state == "CRASHED"
+    load: dict[str, Any] = {
+        "running": 0 if down else rng.randint(8, 48),
+        "queued": rng.choice([0, 0, 0, 2, 7]),
+        "tokens_per_s": None if down else rng.uniform(1200, 2400),
+        "token_usage": rng.uniform(0.2, 0.98),
+        "spec_accept_length": rng.uniform(2.2, 3.1),
+        "seen": NOW - 95,
+        "error": "connection refused" if down else None,
+    }
+    version = "41" if index in (17, 31) else "42"
+    generation = 3 if down else 1
+    return engine(str(index), index, state=state, weight_version=version, generation=generation, **load)
 
 
 def hostile(client: FakeClient) -> None:
@@ -344,6 +355,21 @@ def lost(client: FakeClient) -> None:
     client.after = gone
 
 
+def crash(client: FakeClient) -> None:
+    """A fault in the dashboard itself, right after the first picture."""
+    healthy(client)
+
+    class Broken(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            raise RuntimeError("planted crash")
+
+    def fault() -> None:
+        client.mirror.state = Broken(client.mirror.state)
+        client.put("run", RUN)
+
+    client.after = fault
+
+
 SCENES: dict[str, Callable[[FakeClient], None]] = {
     "fresh": fresh,
     "healthy": healthy,
@@ -351,6 +377,7 @@ SCENES: dict[str, Callable[[FakeClient], None]] = {
     "fleet": fleet,
     "hostile": hostile,
     "lost": lost,
+    "crash": crash,
 }
 
 
@@ -369,10 +396,12 @@ def _by_hand(name: str, *, control: bool, ascii_only: bool) -> int:
             if client.status != "live":
                 continue
             rounds += 1
+            if rounds == 1:
+                client.after()
             client.since = client.now
             if name == "fleet":
                 fleet_round(client, rounds)
-            client.mirror.server_time = NOW + client.now - 1000
+            client.mirror.server_time = client.server_now
             client.mirror.tick = Tick(client.mirror.server_time, 1.0, {"trainer/0": 0.2}, 1)
 
     client.body = alive

@@ -192,12 +192,13 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             has_run="trainer" in frame.state and run.ended is None,
             paused=frame.link.paused_s is not None,
             filtered=bool(view.filter),
-            full=self._full or (self.charts.single and self.active == "charts"),
+            full=self._full,
             alone=len(self._places) == 1 and not self._full,
             tabs=any(len(place.panes) > 1 for place in self._places),
-            cursor=self.active == "charts" and self.charts.cursor is not None,
+            deep=view.deep(),
+            single_chart=self.charts.single,
             zoom=self.charts.zoom,
-            selected=bool(view.selection(frame)),
+            selected=view.has_selection(),
         )
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -230,9 +231,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             case _:
                 if not self.views[self.active].act(action, frame):
                     self._perform(action)
-                elif action in _LOOKS:
-                    self._perform("look")
         self.paint(None)
+        if action in _LOOKS:
+            self._perform("look")
 
     def go(self, name: str) -> None:
         """Give a pane the keyboard, and the place that it shares with others."""

@@ -55,7 +55,7 @@ def footer_row(hints: Iterable[tuple[str, str]], width: int, message: str = "") 
     if not items:
         return ()
     last = _hint(*items[-1])
-    room = width - row_cells(last) - 1
+    room = width - row_cells(last)
     out: list[Span] = []
     if message:
         out = [(f" {message} ", "accent")]

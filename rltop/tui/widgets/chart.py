@@ -17,6 +17,8 @@ from rltop.tui.view import Frame
 
 _LABEL_CELLS = 7
 _GAP = "  "
+_ROOMY = 44
+"""From this width on a chart's title has room for more than its value."""
 MAX_ZOOM = 12
 
 
@@ -64,17 +66,16 @@ class ChartsView(Struct):
         return (right - width, right)
 
     def summary(self, frame: Frame) -> Row:
-        keys = self._keys(frame)
-        key = next((key for key in keys if key in frame.histories), "")
+        """The time range, once it is not the whole run: a number that moves with every step is bytes without news."""
+        key = next((key for key in self._keys(frame) if key in frame.histories), "")
         span = self.range_of(frame.histories[key]) if key else None
         if span is None:
             return ()
+        if not self.zoom:
+            return (("whole run", "dim"),)
         axis = "step" if key.startswith("train/") else "rollout"
-        newest = min(span[1], frame.histories[key].buckets[-1].step)
-        row: list[Span] = [(f"{axis}s {_step(span[0])}-{_step(newest)}", "dim")]
-        if self.zoom:
-            row.insert(0, (f"1/{2**self.zoom} of the run  ", "accent"))
-        return tuple(row)
+        share = f"1/{2**self.zoom} of the run"
+        return ((share, "accent"), (f"  {axis}s {_step(span[0])}-{_step(span[1])}", "dim"))
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
         if self.single:
@@ -147,7 +148,7 @@ class ChartsView(Struct):
             notes.append((f" NaN{frame.glyphs.times}{num(history.bad)}", "bad"))
         if spec.title in self.log:
             notes.append((" log" + (f", {plot.below} at or below 0" if plot.below else ""), "accent"))
-        if limit is not None and plot.limit is None:
+        if limit is not None and plot.limit is None and width > _ROOMY:
             notes.append((f" limit {num(limit)}", "faint"))
         bucket = self._under_cursor(history, span)
         unit = f" {spec.unit}" if spec.unit else ""
@@ -258,6 +259,12 @@ class ChartsView(Struct):
                 self.selected = index
                 if x >= left + _LABEL_CELLS + 1 and y > top:
                     self.cursor = min(1.0, (x - left - _LABEL_CELLS - 1) / max(1, self.plot_cells - 1))
+
+    def deep(self) -> bool:
+        return self.cursor is not None or self.single
+
+    def has_selection(self) -> bool:
+        return bool(self.cell_map)
 
     def selection(self, frame: Frame) -> str:
         lines = []

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from rltop.tui.picture import CheckView, check_counts, check_views
 from rltop.tui.rows import Row, Span, extend, restyle, row_cells, split
-from rltop.tui.text import age, cells, clean_lines, fit, num, plain, wrap
+from rltop.tui.text import cells, clean_lines, coarse_age, fit, num, plain, wrap
 from rltop.tui.theme import Glyphs, status_style
 from rltop.tui.view import Frame, Picker, matches
 
@@ -88,6 +88,7 @@ class ChecksView(Struct):
         return (*row, (f"  {position}", "dim")) if position else row
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        self.picker.lines = []
         views = self._views(frame)
         if not views:
             return _nothing(self.filter)
@@ -121,19 +122,25 @@ class ChecksView(Struct):
     def click(self, x: int, y: int, frame: Frame) -> None:
         self.picker.click(y, [_key(view) for view in self._views(frame)])
 
+    def deep(self) -> bool:
+        return self.story
+
+    def has_selection(self) -> bool:
+        return bool(self.picker.lines)
+
     def selection(self, frame: Frame) -> str:
         views = self._views(frame)
         if not views:
             return ""
         view = views[self.picker.index([_key(item) for item in views])]
         lines = [
-            f"{view.status.upper()} {view.id} {view.subject} {view.where}".rstrip(),
+            frame.safe(f"{view.status.upper()} {view.id} {view.subject} {view.where}".rstrip()),
             f"value: {_value(view, frame) or '-'}",
         ]
         lines += [f"cause: {frame.safe(view.cause)}"] if view.cause else []
         lines += [f"evidence: {_evidence(item, frame)}" for item in view.evidence]
         lines += [f"do: {frame.safe(item)}" for item in view.advice]
-        lines += [f"consequence of: {', '.join(view.consequence_of)}"] if view.consequence_of else []
+        lines += [f"consequence of: {', '.join(map(frame.safe, view.consequence_of))}"] if view.consequence_of else []
         return "\n".join(lines)
 
     def _views(self, frame: Frame) -> list[CheckView]:
@@ -196,7 +203,7 @@ def _divider(view: CheckView, frame: Frame, width: int) -> Row:
     held = frame.since(view.since)
     facts = [frame.safe(view.where)] if view.where else []
     if held is not None:
-        facts.append(f"{view.status} for {age(held)}" if held >= 10 else f"{view.status} just now")
+        facts.append(f"{view.status} for {coarse_age(held)}" if held >= 10 else f"{view.status} just now")
     while facts and row_cells(name) + cells(_joined(facts, frame)) + 4 > width:
         facts.pop(0)
     right: Row = ((f" {_joined(facts, frame)} ", "dim"),) if facts else ()

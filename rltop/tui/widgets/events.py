@@ -53,6 +53,7 @@ class EventsView(Struct):
         return tuple(row)
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        self.picker.lines = []
         items = self._items(frame)
         if not items:
             hidden = len(frame.events)
@@ -87,6 +88,10 @@ class EventsView(Struct):
     def act(self, action: str, frame: Frame) -> bool:
         keys = [item.key for item in self._items(frame)]
         match action:
+            case "back" if self.deep():
+                if self.opened is None:
+                    self.picker.key = None
+                self.opened = None
             case "level":
                 self.level = (self.level + 1) % len(LEVELS)
             case "open" if keys:
@@ -103,6 +108,12 @@ class EventsView(Struct):
 
     def click(self, x: int, y: int, frame: Frame) -> None:
         self.picker.click(y, [item.key for item in self._items(frame)])
+
+    def deep(self) -> bool:
+        return self.opened is not None or self.picker.key is not None
+
+    def has_selection(self) -> bool:
+        return bool(self.picker.lines)
 
     def selection(self, frame: Frame) -> str:
         items = self._items(frame)

@@ -25,7 +25,9 @@ def header_rows(frame: Frame, width: int) -> list[Row]:
         return [first, split(left, together, width)]
     if row_cells(calm) <= room:
         return [first, split(left, calm, width), crop((*loud, (" ", "text")), width)]
-    return [first, split(left, (), width), crop(together, width)]
+    if row_cells(together) <= width:
+        return [first, split(left, (), width), together]
+    return [first, split(left, (), width), *(crop(row, width) for row in (loud, calm) if row)]
 
 
 def _stale(row: Row, frame: Frame) -> Row:

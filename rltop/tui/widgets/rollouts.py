@@ -40,6 +40,7 @@ class RolloutsView(Struct):
         return ((f"rollout {data.get('rollout_id')}: {shown} of {data.get('total') or shown} samples", "dim"),)
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        self.picker.lines = []
         samples = self._samples(frame)
         if not samples:
             return [(("  no sample matches the filter" if self.filter else "  no rollout yet", "dim"),)]
@@ -64,10 +65,19 @@ class RolloutsView(Struct):
         if action == "open":
             self.opened = not self._shown_open
             return True
+        if action == "back" and self.opened:
+            self.opened = False
+            return True
         return self.picker.move(action, [_key(index) for index in range(len(self._samples(frame)))])
 
     def click(self, x: int, y: int, frame: Frame) -> None:
         self.picker.click(y - 1, [_key(index) for index in range(len(self._samples(frame)))])
+
+    def deep(self) -> bool:
+        return self.opened is True
+
+    def has_selection(self) -> bool:
+        return bool(self.picker.lines)
 
     def selection(self, frame: Frame) -> str:
         samples = self._samples(frame)

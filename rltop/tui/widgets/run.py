@@ -37,6 +37,7 @@ class RunFactsView(Struct):
         return ((self.picker.position(count) or f"{count} facts", "dim"),)
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        self.picker.lines = []
         facts = self._facts(frame)
         if not facts:
             return [(("  nothing matches the filter" if self.filter else "  nothing is known yet", "dim"),)]
@@ -54,6 +55,12 @@ class RunFactsView(Struct):
 
     def click(self, x: int, y: int, frame: Frame) -> None:
         self.picker.click(y, _keys(self._facts(frame)))
+
+    def deep(self) -> bool:
+        return False
+
+    def has_selection(self) -> bool:
+        return bool(self.picker.lines)
 
     def selection(self, frame: Frame) -> str:
         facts = self._facts(frame)

@@ -181,6 +181,7 @@ class EnginesView(Struct):
         return (*row, (f"{dot}{position}", "dim")) if position else tuple(row)
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
+        self.picker.lines = []
         views = self._views(frame)
         if not views:
             return [((("  no engine matches the filter" if self.filter else "  no engines yet"), "dim"),)]
@@ -206,6 +207,7 @@ class EnginesView(Struct):
         if view.id != self.opened:
             return []
         facts = {
+            "error": view.error,
             "kind": view.kind + (" (a stand-in, not SGLang)" if view.kind == "CPU engine" else ""),
             "address": view.url,
             "process": f"pid {view.pid or '?'} on {view.host or '?'}, generation {view.generation or '?'}",
@@ -215,7 +217,6 @@ class EnginesView(Struct):
             "accept len": "" if view.accept is None else num(view.accept),
             "log": view.log,
             "last seen": age(since) + " ago" if (since := frame.since(view.seen)) is not None else "never",
-            "error": view.error,
         }
         out: list[Row] = []
         for label, text in facts.items():
@@ -227,6 +228,8 @@ class EnginesView(Struct):
     def act(self, action: str, frame: Frame) -> bool:
         keys = [view.id for view in self._views(frame)]
         match action:
+            case "back" if self.opened is not None:
+                self.opened = None
             case "sort":
                 self.sort = (self.sort + 1) % len(SORTS)
                 self.picker.key = None
@@ -240,15 +243,20 @@ class EnginesView(Struct):
     def click(self, x: int, y: int, frame: Frame) -> None:
         self.picker.click(y - 1, [view.id for view in self._views(frame)])
 
+    def deep(self) -> bool:
+        return self.opened is not None
+
+    def has_selection(self) -> bool:
+        return bool(self.picker.lines)
+
     def selection(self, frame: Frame) -> str:
         views = self._views(frame)
         if not views:
             return ""
         view = views[self.picker.index([item.id for item in views])]
         cells_of = [f"{column.head}={column.cell(view, frame, 40)[0].strip()}" for column in COLUMNS]
-        return "\n".join(
-            [" ".join(cells_of), f"url={view.url} pid={view.pid} log={view.log}", *([view.error] if view.error else [])]
-        )
+        lines = [" ".join(cells_of), f"url={view.url} pid={view.pid} log={view.log}", view.error]
+        return "\n".join(frame.safe(line) for line in lines if line)
 
     def _views(self, frame: Frame) -> list[EngineView]:
         views = engine_views(frame.state)

@@ -1,0 +1,77 @@
+"""Read-only is the default; with control, actions name their target and ask."""
+
+from __future__ import annotations
+
+from rltop.protocol.messages import Rejected
+from tests.tui.dash import dash
+
+
+async def test_read_only_offers_and_does_nothing_that_changes_the_run() -> None:
+    async with dash("healthy") as board:
+        assert "read-only" in board.text
+        assert "note" not in board.footer
+        await board.press("n", "ctrl+x", "y")
+        assert board.app.screen is board.app.live
+        assert not board.app.live.asking
+        assert "no such command" in await board.press("colon", *"line into")
+        assert board.client.sent == []
+
+
+async def test_control_that_the_daemon_did_not_give_is_no_control() -> None:
+    async with dash("healthy", control=True, role="view") as board:
+        assert "read-only" in board.text
+        await board.press("n")
+        assert not board.app.live.asking
+
+
+async def test_a_note_goes_to_everybody() -> None:
+    async with dash("healthy", control=True) as board:
+        assert "CONTROL" in board.text
+        assert "n note" in board.footer
+        await board.press("n", *"hi", "enter")
+        await board.until(lambda: bool(board.client.sent))
+        assert board.client.sent == [("note", "", {"text": "hi"})]
+        await board.pilot.pause()
+        assert "note accepted" in board.footer
+
+
+async def test_an_empty_or_abandoned_note_sends_nothing() -> None:
+    async with dash("healthy", control=True) as board:
+        await board.press("n", "enter")
+        await board.press("n", "x", "escape")
+        assert board.client.sent == []
+
+
+async def test_stopping_the_run_names_it_and_only_y_does_it() -> None:
+    async with dash("healthy", control=True) as board:
+        text = await board.press("ctrl+x")
+        assert "Stop the trainer of run night-shift (pid 4242)?" in text
+        await board.press("enter")
+        assert board.client.sent == []
+        assert "nothing was stopped" in board.footer
+        await board.press("ctrl+x", "y")
+        await board.until(lambda: bool(board.client.sent))
+        assert board.client.sent == [("stop-run", "", {})]
+
+
+async def test_a_refusal_is_told_with_what_to_do() -> None:
+    async with dash("healthy", control=True) as board:
+        board.client.answer = Rejected("busy", "another operation runs", "wait for op 7")
+        await board.press("n", "x", "enter")
+        await board.until(lambda: bool(board.client.sent))
+        await board.pilot.pause()
+        assert "note refused: another operation runs wait for op 7" in board.footer
+
+
+async def test_without_a_connection_or_a_trainer_there_is_nothing_to_stop() -> None:
+    async with dash("healthy", control=True) as board:
+        board.client.lose()
+        await board.tick(10)
+        assert "note" not in board.footer
+        await board.press("n")
+        assert not board.app.live.asking
+        board.client.connect()
+        del board.client.mirror.state["trainer"]
+        await board.tick()
+        assert "n note" in board.footer
+        assert "stop run" not in board.footer
