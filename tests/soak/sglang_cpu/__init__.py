@@ -72,7 +72,7 @@ class SglangCpu:
             python=self.python,
             env=self.env,
             args=(*SERVER_ARGS, *args),
-            start_timeout_s=240,
+            start_timeout_s=600,  # 20 s on a quiet machine, minutes on a crowded one
         )
 
 

@@ -44,7 +44,7 @@ def main(root: Path) -> None:
         finally:
             engine.stop()
         log = engine.log.read_text(errors="replace")
-    _trim(answers)
+    trim(answers)
     (DATA / "answers_0.5.23_cpu.json").write_text(json.dumps(answers, indent=1) + "\n")
     left_out = re.compile(r"# HELP|.*_bucket\{|.*routing_key")
     kept = [line for line in metrics.splitlines() if not left_out.match(line)]
@@ -53,7 +53,7 @@ def main(root: Path) -> None:
         print(shape)
 
 
-def _trim(answers: dict[str, dict[str, Any]]) -> None:
+def trim(answers: dict[str, dict[str, Any]]) -> None:
     """Leave out what the contract does not compare: settings, and the stack traces in refusals."""
     info = answers["/server_info"]["content"]
     info = {key: info[key] for key in SERVER_INFO_KEYS if key in info}
