@@ -125,7 +125,8 @@ class Daemon:
             self._trainer.start(options.trainer, options.env)
             stopped = self._loop.create_task(self._stop.wait())
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            await self._trainer.stop(lambda text: None)
+            if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
+                await self._trainer.stop(lambda text: None)
             await self._commands.finish()
             await self._server.goodbye("the daemon stops")
             for task in (*tasks, stopped):

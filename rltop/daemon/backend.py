@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +31,9 @@ from rltop.protocol.messages import (
 MAX_SERIES_KEYS = 500
 MAX_SERIES_POINTS = 300_000
 """Buckets in one answer, over all keys: 24 bytes each, so that it stays well below the limit of a message."""
-MAX_EVENTS = 5000
+MAX_EVENTS = 2000
+MAX_EVENT_CHARACTERS = 2_000_000
+"""Text in one answer: at most 8 of the 16 MiB of a message, whatever the script."""
 _COLUMNS = ("step", "min", "max", "last", "nan")
 
 
@@ -121,7 +123,8 @@ class DaemonBackend:
             )
             more = more or len(older) + len(found) > limit
             found = [*older, *found][-limit:]
-        return EventsAnswer(found, more)
+        kept = _newest_within(found, MAX_EVENT_CHARACTERS)
+        return EventsAnswer(kept, more or len(kept) < len(found))
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Take an operator's command."""
@@ -147,11 +150,19 @@ class DaemonBackend:
         self._core.update("daemon", faults=sum(self._troubles.values()))
 
 
+def _newest_within(events: list[Event], characters: int) -> list[Event]:
+    for index in range(len(events) - 1, -1, -1):
+        characters -= len(events[index]["text"])
+        if characters < 0:
+            return events[index + 1 :]
+    return events
+
+
 def who(declared: str) -> str:
     """Who a local client is: only this user can open the sockets; a name of their own choosing is unverified."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # an arbitrary uid, as some container platforms give
         user = "?"
     uid = f"{user}, uid {os.getuid()}"
     return f"{declared[:80]} (unverified; {uid})" if declared else uid

@@ -323,6 +323,9 @@ class Server:
         if socket is None:
             return False
         frames = encode(tag, body, re=re, seq=seq, epoch=self._epoch, blobs=blobs)
+        if (size := sum(map(len, frames))) > MAX_MESSAGE_BYTES:
+            self._backend.trouble("sending", ValueError(f"{tag} of {size} bytes is over the limit of a message"))
+            return False
         sent = socket.send_multipart([ident[1:], *frames], flags=zmq.NOBLOCK)
         # With NOBLOCK the future is already done when it is returned.
         error = sent.exception() if isinstance(sent, asyncio.Future) else None

@@ -22,7 +22,7 @@ import psutil
 from rltop.errors import RltopError
 
 POLL_S = 0.1
-TERM_S = 10.0
+TERM_S = 8.0
 MARKER = "RLTOP_JOB"
 LAST_LINES_BYTES = 4000
 
