@@ -240,10 +240,13 @@ def make_run_dir(name: str | None, root: Path | None = None) -> Path:
 def acquire_lock(run_dir: Path) -> int:
     """Take the run's lock for this process; returns the file descriptor, which must stay open. Its content is our pid.
 
-    Raises RltopError when a daemon holds it.
+    Raises RltopError when a daemon holds it or the disk takes nothing.
     """
     path = run_dir / "lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -257,9 +260,22 @@ def acquire_lock(run_dir: Path) -> int:
             why=f"process {holder or 'unknown'} holds {path.name}",
             do=f"rltop attach {run_dir.name}, or rltop down {run_dir.name} first",
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(fd)
+        raise _unwritable(path, error) from error
     return fd
+
+
+def _unwritable(path: Path, error: OSError) -> RltopError:
+    return RltopError(
+        "cannot write in the run directory",
+        where=str(path),
+        why=error.strerror or str(error),
+        do="make room on that disk, or set RLTOP_DIR elsewhere",
+    )
 
 
 def lock_holder(run_dir: Path) -> int | None:
@@ -283,15 +299,17 @@ def lock_holder(run_dir: Path) -> int | None:
 
 
 def write_run_json(run_dir: Path, fields: Mapping[str, Any]) -> None:
-    """Write `run.json` atomically, mode 0600."""
+    """Write `run.json` atomically, mode 0600. Raises RltopError when the disk does not take it."""
     temporary = run_dir / "run.json.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(dict(fields), file, indent=1, ensure_ascii=False)
-        file.write("\n")
-    temporary.replace(run_dir / "run.json")
+    try:
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(dict(fields), file, indent=1, ensure_ascii=False)
+            file.write("\n")
+        temporary.replace(run_dir / "run.json")
+    except OSError as error:
+        raise _unwritable(run_dir / "run.json", error) from error
 
 
 def read_run(run_dir: Path) -> RunInfo | None:

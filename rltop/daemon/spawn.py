@@ -41,8 +41,11 @@ def start_daemon(
     """
     run_dir = runs.make_run_dir(name)
     config_file = run_dir / "config.json"
-    config_file.write_text(json.dumps(config or {}, indent=1), encoding="utf-8")
-    config_file.chmod(0o600)
+    try:
+        config_file.write_text(json.dumps(config or {}, indent=1), encoding="utf-8")
+        config_file.chmod(0o600)
+    except OSError as error:
+        raise RltopError("cannot write in the run directory", where=str(config_file), why=str(error)) from error
     argv = [sys.executable, "-m", "rltop.daemon", "--run-dir", str(run_dir), "--config", str(config_file)]
     if trainer:
         argv += ["--", *trainer]

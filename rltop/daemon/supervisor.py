@@ -45,6 +45,9 @@ class TrainerSupervisor:
             except RltopError as error:
                 self._core.set("trainer", {"pid": 0, "state": "failed", "exit_code": None, "log": ""})
                 self._ended("failed", str(error), "daemon")
+            else:
+                # Over the directory of an earlier run: how that one ended says nothing about this one.
+                self._core.update("run", state="waiting", text="", ended=None)
         if self._job is not None:
             self._show(self._job, "running", None)
             self._watcher = asyncio.get_running_loop().create_task(self._watch(self._job))

@@ -392,6 +392,27 @@ def test_on_a_disk_that_takes_nothing_more_it_goes_on_and_says_so(tmp_path: Path
         assert points == 51, "what could not be written at once was written later"
 
 
+def test_on_a_disk_that_takes_nothing_at_all_it_does_not_start_and_says_why(tmp_path: Path) -> None:
+    # `ulimit -f 0`: no file may grow, for the daemon and nobody else.
+    command = 'ulimit -f 0; exec "$0" -m rltop.daemon --run-dir "$1"'
+    argv = ["bash", "-c", command, sys.executable, str(tmp_path / "t-1")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "cannot write in the run directory" in done.stderr
+    assert "File too large" in done.stderr
+
+
+def test_a_run_that_is_started_again_begins_anew_and_keeps_its_history(tmp_path: Path) -> None:
+    ends = [sys.executable, "-c", "from rltop.reporter import Reporter\nwith Reporter() as r: r.bye('done')"]
+    with real_daemon(tmp_path, trainer=ends) as run, Viewer(run) as viewer:
+        viewer.hello()
+        viewer.until_state(lambda s: s["trainer"]["state"] == "exited" and s["run"]["state"] == "done")
+    with real_daemon(tmp_path, trainer=[sys.executable, "-c", "raise SystemExit(3)"]) as run, Viewer(run) as viewer:
+        viewer.hello()
+        viewer.until_state(lambda s: s["run"]["state"] == "failed")
+        assert any(event["text"] == "run done" for event in viewer.events)
+
+
 def test_run_json_says_what_the_run_was_started_with(tmp_path: Path) -> None:
     with real_daemon(tmp_path, config={"preset": "demo"}) as run:
         fields = json.loads((run.path / "run.json").read_text())
