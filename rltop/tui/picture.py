@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from rltop.checks.catalogue import STEP1
 from rltop.tui.clientlike import Status
 
 State = Mapping[str, Any]
@@ -142,6 +143,15 @@ class Link(Struct, frozen=True):
         return self.status == "live" and not self.lost and self.quiet_s is not None and self.quiet_s > QUIET_S
 
 
+def newest_rollout(state: State) -> int | None:
+    """The rollout of the newest reward, for when no phase is open."""
+    for key in CHARTS[0].keys:
+        rollout = _map(state.get(f"metric/{key}")).get("rollout_id")
+        if isinstance(rollout, int):
+            return rollout
+    return None
+
+
 # ---------------------------------------------------------------- checks
 
 
@@ -150,20 +160,20 @@ class CheckView(Struct, frozen=True):
 
     id: str
     status: str
-    subject: str
+    subject: str = ""
     """`engine 3`, `rank 0`, or empty."""
-    where: str
+    where: str = ""
     """`rollout 0 step 1`, or empty."""
-    value: Any
-    threshold: Any
-    cause: str
-    evidence: tuple[Mapping[str, Any], ...]
-    advice: tuple[str, ...]
-    confidence: str
-    consequence_of: tuple[str, ...]
-    refs: tuple[str, ...]
-    since: float | None
-    root: bool
+    value: Any = None
+    threshold: Any = None
+    cause: str = ""
+    evidence: tuple[Mapping[str, Any], ...] = ()
+    advice: tuple[str, ...] = ()
+    confidence: str = ""
+    consequence_of: tuple[str, ...] = ()
+    refs: tuple[str, ...] = ()
+    since: float | None = None
+    root: bool = False
     depth: int = 0
     """1: folded under its root cause."""
 
@@ -172,7 +182,10 @@ _RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
 
 
 def check_views(state: State) -> list[CheckView]:
-    """Verdicts, worst thing first: each root cause with its consequences under it, then the rest by status."""
+    """Verdicts, worst thing first: each root cause with its consequences under it, then the rest by status.
+
+    Within a status the first-step checks come first, in the order in which slime's guide looks at them.
+    """
     roots = [str(item) for item in _list(_map(state.get("checks")).get("root_causes"))]
     views = [_check(key, value, roots) for key, value in under(state, "check/")]
     by_root: dict[str, list[CheckView]] = {}
@@ -185,8 +198,9 @@ def check_views(state: State) -> list[CheckView]:
         else:
             by_root.setdefault(parent, []).append(view)
 
-    def order(view: CheckView) -> tuple[int, int, str]:
-        return _RANK.get(view.status, 5), roots.index(view.id) if view.id in roots else len(roots), view.id
+    def order(view: CheckView) -> tuple[int, int, int, str]:
+        root = roots.index(view.id) if view.id in roots else len(roots)
+        return _RANK[view.status], root, STEP1.index(view.id) if view.id in STEP1 else len(STEP1), view.id
 
     out: list[CheckView] = []
     for view in sorted(top, key=order):
@@ -198,7 +212,7 @@ def check_views(state: State) -> list[CheckView]:
 
 
 def _fold(root: str, by_root: dict[str, list[CheckView]], out: list[CheckView]) -> None:
-    for child in sorted(by_root.pop(root, ()), key=lambda view: _RANK.get(view.status, 5)):
+    for child in sorted(by_root.pop(root, ()), key=lambda view: _RANK[view.status]):
         out.append(_deeper(child))
         _fold(child.id, by_root, out)
 

@@ -58,6 +58,24 @@ def test_root_causes_come_first_with_their_consequences_under_them_then_the_rest
     assert check_counts(views) == {"fail": 2, "warn": 2, "pass": 3, "skip": 1}
 
 
+def test_checks_that_were_not_tested_are_one_line_that_opens() -> None:
+    state = {f"check/host.c{i}": verdict(f"host.c{i}", "skip") for i in range(50)}
+    state |= {"check/kl.on-policy": verdict("kl.on-policy", "skip"), "check/train.nan": verdict("train.nan", "pass")}
+    view = ChecksView()
+    now = frame(state)
+    text = plain_text(view.body(now, 80, 20, focused=True))
+    assert "kl.on-policy" in text
+    assert "50 checks were not tested: enter lists them" in text
+    assert "host.c1" not in text
+    assert "50 skip" not in text
+    assert "51 skip" in plain_text([view.summary(now)])
+    view.act("end", now)
+    view.act("open", now)
+    assert "host.c1" in plain_text(view.body(now, 80, 20, focused=True))
+    view.act("open", now)
+    assert "host.c1" not in plain_text(view.body(now, 80, 20, focused=True))
+
+
 def test_a_ring_of_consequences_is_shown_all_the_same() -> None:
     ring = {
         "check/a": verdict("a", "fail", consequence_of=["b"]),

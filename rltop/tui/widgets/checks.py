@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
+from rltop.checks.catalogue import STEP1
 from rltop.tui.picture import CheckView, check_counts, check_views
 from rltop.tui.rows import Row, Span, extend, restyle, row_cells, split
 from rltop.tui.text import cells, clean_lines, coarse_age, fit, num, plain, wrap
 from rltop.tui.theme import Glyphs, status_style
 from rltop.tui.view import Frame, Picker, matches
 
+OTHERS = "others"
+"""Id of the line that stands for all checks that were not tested."""
 _ID_CELLS = 22
 _VALUE_CELLS = 18
 _LABEL_CELLS = 9
@@ -74,6 +77,8 @@ class ChecksView(Struct):
     filter: str = ""
     picker: Picker = field(default_factory=Picker)
     story: bool = False
+    unfolded: bool = False
+    """Checks that were not tested and do not belong to the first step are listed too."""
 
     def uses(self, key: str) -> bool:
         return key.startswith("check")
@@ -82,9 +87,8 @@ class ChecksView(Struct):
         return counts_row(check_views(frame.state), frame.glyphs, words=False)
 
     def summary(self, frame: Frame) -> Row:
-        views = self._views(frame)
-        position = self.picker.position(len(views))
-        row = counts_row(views, frame.glyphs, words=True)
+        position = self.picker.position(len(self._views(frame)))
+        row = counts_row(check_views(frame.state), frame.glyphs, words=True)
         return (*row, (f"  {position}", "dim")) if position else row
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
@@ -111,8 +115,12 @@ class ChecksView(Struct):
 
     def act(self, action: str, frame: Frame) -> bool:
         views = self._views(frame)
-        if action == "open":
-            self.story = not self.story
+        if action == "open" and views:
+            if views[self.picker.index([_key(view) for view in views])].id == OTHERS:
+                self.unfolded = not self.unfolded
+                self.picker.key = f"{OTHERS} "
+            else:
+                self.story = not self.story
             return True
         if action == "back" and self.story:
             self.story = False
@@ -144,10 +152,16 @@ class ChecksView(Struct):
         return "\n".join(lines)
 
     def _views(self, frame: Frame) -> list[CheckView]:
+        """What is listed: what was tested, and the first-step checks; all others are one line that can be opened."""
         views = check_views(frame.state)
-        if not self.filter:
-            return views
-        return [view for view in views if matches(f"{view.status} {view.id} {view.subject} {view.cause}", self.filter)]
+        if self.filter:
+            return [v for v in views if matches(f"{v.status} {v.id} {v.subject} {v.cause}", self.filter)]
+        shown = [view for view in views if view.status != "skip" or view.id in STEP1]
+        rest = [view for view in views if view.status == "skip" and view.id not in STEP1]
+        if not rest:
+            return shown
+        what = f"{len(rest)} checks were not tested: enter {'hides' if self.unfolded else 'lists'} them"
+        return [*shown, CheckView(id=OTHERS, status="skip", cause=what), *(rest if self.unfolded else ())]
 
 
 def _key(view: CheckView) -> str:

@@ -160,16 +160,15 @@ def _event_row(event: Mapping[str, Any], frame: Frame) -> Row:
     level = str(event.get("level", "info"))
     style = status_style(level) if level in ("warn", "error") else "faint" if level == "debug" else "note"
     when = event.get("t")
-    kind = frame.safe(event.get("kind", ""))
+    stamp = frame.clock(when) if isinstance(when, int | float) else "--:--:--"
     word = f"{level.upper()} " if level == "error" else f"{level} " if level == "warn" else ""
+    kind, text = frame.safe(event.get("kind", "")), _headline(event, frame)
+    told = kind == "log" or text.lower().startswith(kind)
     return (
-        (
-            f" {frame.clock(when) if isinstance(when, int | float) else '--:--:--'} ",
-            "faint" if level != "info" else style,
-        ),
+        (f" {stamp} ", "faint" if level != "info" else style),
         (f"{frame.glyphs.level(level)} {word}", style),
-        (f"{kind} " if kind not in ("log", "") else "", "dim"),
-        (_headline(event, frame), style),
+        ("" if told else f"{kind} ", "dim"),
+        (text, style),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rltop.tui.picture import SLOW_PHASE, Link, PhaseView, RunView, phase_view, run_view
+from rltop.tui.picture import SLOW_PHASE, Link, PhaseView, RunView, newest_rollout, phase_view, run_view
 from rltop.tui.rows import Row, crop, restyle, row_cells, split
 from rltop.tui.text import age, whole_age
 from rltop.tui.theme import Glyphs
@@ -75,7 +75,7 @@ def link_row(link: Link, glyphs: Glyphs, *, control: bool) -> Row:
     dot = f" {glyphs.dot} "
     row: list[tuple[str, str]] = []
     if link.paused_s is not None:
-        row += [(f"{glyphs.paused} paused {age(link.paused_s)}", "warn+b"), (dot, "faint")]
+        row += [(f"{glyphs.paused} paused {whole_age(link.paused_s)}", "warn+b"), (dot, "faint")]
     if link.lost:
         row.append((f"{glyphs.lost} lost, picture is {age(link.age_s)} old", "bad"))
     elif link.status == "connecting":
@@ -95,14 +95,14 @@ def link_row(link: Link, glyphs: Glyphs, *, control: bool) -> Row:
 
 
 def _where(run: RunView, phase: PhaseView | None, frame: Frame) -> Row:
-    if phase is None:
-        return (
-            ((" waiting for the first phase", "dim"),) if not run.state or run.state in ("waiting", "running") else ()
-        )
     row: list[tuple[str, str]] = [(" ", "text")]
-    if phase.rollout is not None:
+    rollout = newest_rollout(frame.state) if phase is None or phase.rollout is None else phase.rollout
+    if rollout is not None:
         of = f"/{run.num_rollout}" if run.num_rollout else ""
-        row += [("rollout ", "dim"), (f"{phase.rollout}", "strong"), (of, "dim"), ("  ", "text")]
+        row += [("rollout ", "dim"), (f"{rollout}", "strong"), (of, "dim"), ("  ", "text")]
+    if phase is None:
+        waiting = run.state in ("", "waiting", "running")
+        return (*row, ("no phase is open", "dim")) if waiting else tuple(row)
     row.append((frame.safe(phase.name), "accent"))
     times = phase.times_median
     slow = times is not None and times >= SLOW_PHASE
