@@ -7,19 +7,15 @@ sight of), everything behind it unwinds through one `finally`, and the stop can 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rltop.cli.extra import require_train
 from rltop.cli.output import note
 from rltop.cli.signals import held, raised
-from rltop.errors import RltopError
 from rltop.runs import RunInfo
-
-NEEDED = ("torch", "ray", "transformers", "tokenizers", "megatron.core", "starlette", "uvicorn")
-"""Modules of the train extra that the demo can not do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +42,13 @@ def demo(options: DemoOptions, *, headless: bool, as_json: bool, control: bool, 
         from rltop.cli.attach import require_terminal
 
         require_terminal("demo", "rltop demo --headless follows it in text")
-    require_extra()
+    require_train("demo")
     with raised(), started(options) as run:
         if headless:
             from rltop.cli.headless import follow
 
             return follow(run, began=began, as_json=as_json)
         return _dashboard(run, control=control, ascii_only=ascii_only)
-
-
-def require_extra() -> None:
-    """Raise RltopError with the pip command when packages of the train extra are missing."""
-    missing = [name for name in NEEDED if not _installed(name)]
-    if missing:
-        raise RltopError(
-            "the demo trains a model, and this installation can only watch",
-            where="demo",
-            why=f"not installed: {', '.join(missing)}",
-            do=f'{sys.executable} -m pip install "rltop[train]"',
-        )
-
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent package
-        return False
 
 
 @contextlib.contextmanager

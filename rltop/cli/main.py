@@ -33,9 +33,7 @@ def _run(args: list[str]) -> int:
     try:
         if args[:1] == ["train"]:
             # The trainer has its own parser (slime's flags, hundreds of them): its words are not ours to touch.
-            from rltop.cli.train import main as train
-
-            return train(args[1:])
+            return _train(args[1:])
         from rltop.cli.app import dispatch
 
         code = dispatch(args)
@@ -44,6 +42,16 @@ def _run(args: list[str]) -> int:
     except RltopError as error:
         print(f"rltop: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _train(args: list[str]) -> int:
+    from rltop.cli.train import main as train
+
+    if not {"-h", "--help"} & set(args):
+        from rltop.cli.extra import require_train
+
+        require_train("train")
+    return train(args)
 
 
 if __name__ == "__main__":

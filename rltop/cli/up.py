@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rltop.cli.extra import require_train
 from rltop.cli.output import note, print_json
 from rltop.config import UpConfig, parse_up
 from rltop.errors import RltopError
@@ -44,6 +45,7 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
         return list(config.command)
     from rltop.train.arguments import parse_args
 
+    require_train("up")
     try:
         parse_args(config.flags)
     except RltopError as error:

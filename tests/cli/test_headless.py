@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rltop.cli import demo
 from rltop.cli.headless import Outcome, Progress, follow
 from rltop.cli.main import main
 from rltop.client import Mirror
@@ -68,16 +67,6 @@ def test_progress_tells_everything_once() -> None:
     progress = Progress(began=100.0)
     assert progress.lines(mirror, 112.0) == ["   12 s  rollout 3 of 10  reward 0.5  grad_norm NaN"]
     assert progress.lines(mirror, 113.0) == []
-
-
-def test_a_missing_extra_is_one_message_with_the_pip_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "NEEDED", ("torch_that_is_not_there", "ray_that_is_not_there.core"))
-    assert main(["demo", "--headless"]) == 2
-    err = capsys.readouterr().err
-    assert "not installed: torch_that_is_not_there, ray_that_is_not_there.core" in err
-    assert '-m pip install "rltop[train]"' in err
 
 
 def test_without_a_terminal_the_demo_says_headless(capsys: pytest.CaptureFixture[str]) -> None:
