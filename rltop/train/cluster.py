@@ -204,6 +204,8 @@ def _environment(private: bool) -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_DEDUP_LOGS": "0",
+        # Ray gives its workers niceness 15: on a busy machine training would then wait for whoever watches it.
+        "RAY_worker_niceness": "0",
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",

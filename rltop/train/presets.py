@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rltop.train.arguments import TrainConfig, to_argv
 
-DEMO_ROLLOUTS = 100
+DEMO_ROLLOUTS = 110
 
 
 def demo_args(
@@ -20,8 +20,8 @@ def demo_args(
     return to_argv(
         TrainConfig(
             num_rollout=DEMO_ROLLOUTS if num_rollout is None else num_rollout,
-            rollout_batch_size=16,
-            n_samples_per_prompt=16,
+            rollout_batch_size=32,
+            n_samples_per_prompt=8,
             global_batch_size=256,
             rollout_temperature=1.0,
             rollout_max_response_len=24,
@@ -30,7 +30,8 @@ def demo_args(
             cold_start_loss=0.11,
             cold_start_lr=3e-3,
             lr=2e-3,
-            lr_warmup_iters=10,
+            lr_warmup_iters=20,
+            max_tokens_per_gpu=2048,
             use_kl_loss=True,
             kl_loss_coef=0.001,
             kl_loss_type="k3",
