@@ -27,6 +27,8 @@ AWAY_S = 20.0
 """The daemon is on this machine: if it stays away for so long it is gone."""
 LOG_LINES = 15
 REWARD = "rollout/raw_reward"
+FINAL_ROLLOUTS = 10
+"""`final_reward` is the mean over this many rollouts, as in the trainer's own summary."""
 FIRST = {
     "ppo_kl": "train/ppo_kl",
     "kl_loss": "train/kl_loss",
@@ -104,6 +106,12 @@ class Outcome:
         return self.state == "done" and not self.failed
 
     @property
+    def final_reward(self) -> float | None:
+        """Mean of the last ten rollouts: one rollout of few prompts is noise."""
+        last = self.rewards[-FINAL_ROLLOUTS:]
+        return sum(last) / len(last) if last else None
+
+    @property
     def failed(self) -> list[str]:
         """Ids of failed checks."""
         return [name for name, check in self.checks.items() if check["status"] == "fail"]
@@ -116,7 +124,7 @@ class Outcome:
             "text": self.text,
             "seconds": round(self.seconds, 3),
             "rewards": self.rewards,
-            "final_reward": self.rewards[-1] if self.rewards else None,
+            "final_reward": self.final_reward,
             "checks": self.checks,
             "root_causes": self.root_causes,
             "first_rollout": self.first_rollout,
@@ -137,7 +145,7 @@ def follow(run: RunInfo, *, began: float, as_json: bool) -> int:
         for name, check in outcome.checks.items():
             if check["status"] != "skip" or name in STEP1:
                 print(clean(f"{check['status']:5} {name}  {check['cause'] or ''}"))
-    reward = f", final reward {number(outcome.rewards[-1])}" if outcome.rewards else ""
+    reward = f", final reward {number(outcome.final_reward)}" if outcome.final_reward is not None else ""
     failed = f", failed checks: {', '.join(outcome.failed)}" if outcome.failed else ""
     note(f"run {outcome.run} is {outcome.state} after {outcome.seconds:.0f} s{reward}{failed}")
     if outcome.state != "done":

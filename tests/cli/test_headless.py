@@ -34,7 +34,7 @@ def test_a_run_that_is_done_is_0_and_one_json_object(tmp_path: Path, capsys: pyt
     found = json.loads(out)
     assert (found["schema"], found["run"], found["state"]) == (1, "t-1", "done")
     assert found["rewards"] == [0.25, 0.5, 0.75]
-    assert found["final_reward"] == 0.75
+    assert found["final_reward"] == 0.5
     assert found["first_rollout"]["ppo_kl"] == 0.0
     assert found["first_rollout"]["ref_log_probs"] is None, "not reported is not zero"
     assert found["stand_ins"] == ["CPU engine"]
