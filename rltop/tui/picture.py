@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rltop.checks.catalogue import STEP1
 from rltop.tui.clientlike import Status
 
 State = Mapping[str, Any]
@@ -21,6 +20,17 @@ QUIET_S = 15.0
 """Without a record for so long from any source a living daemon is called quiet."""
 DEAD_S = 6.0
 """Without any frame for so long the way to the daemon is gone. The client says it first, after 5 s."""
+FIRST_STEP = (
+    "rollout.text",
+    "logprob.ref-equal",
+    "logprob.magnitude",
+    "logprob.train-rollout",
+    "kl.on-policy",
+    "train.grad-high",
+    "train.grad-zero",
+    "train.nan",
+)
+"""`rltop.checks.catalogue.STEP1`, in its order. Importing it costs the first picture 5 ms; a test compares them."""
 SLOW_PHASE = 3.0
 """A phase this many times its median is called slow."""
 
@@ -200,7 +210,12 @@ def check_views(state: State) -> list[CheckView]:
 
     def order(view: CheckView) -> tuple[int, int, int, str]:
         root = roots.index(view.id) if view.id in roots else len(roots)
-        return _RANK[view.status], root, STEP1.index(view.id) if view.id in STEP1 else len(STEP1), view.id
+        return (
+            _RANK[view.status],
+            root,
+            FIRST_STEP.index(view.id) if view.id in FIRST_STEP else len(FIRST_STEP),
+            view.id,
+        )
 
     out: list[CheckView] = []
     for view in sorted(top, key=order):

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rltop.checks.catalogue import STEP1
 from rltop.tui.picture import (
     CHARTS,
+    FIRST_STEP,
     Link,
     check_counts,
     check_views,
@@ -56,6 +58,10 @@ def test_root_causes_come_first_with_their_consequences_under_them_then_the_rest
     ]
     assert [view.status for view in views[4:]] == ["pass", "pass", "pass", "skip"]
     assert check_counts(views) == {"fail": 2, "warn": 2, "pass": 3, "skip": 1}
+
+
+def test_the_first_step_checks_are_those_of_the_catalogue() -> None:
+    assert FIRST_STEP == STEP1
 
 
 def test_checks_that_were_not_tested_are_one_line_that_opens() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from rltop.checks.catalogue import STEP1
-from rltop.tui.picture import CheckView, check_counts, check_views
+from rltop.tui.picture import FIRST_STEP, CheckView, check_counts, check_views
 from rltop.tui.rows import Row, Span, extend, restyle, row_cells, split
 from rltop.tui.text import cells, clean_lines, coarse_age, fit, num, plain, wrap
 from rltop.tui.theme import Glyphs, status_style
@@ -156,8 +155,8 @@ class ChecksView(Struct):
         views = check_views(frame.state)
         if self.filter:
             return [v for v in views if matches(f"{v.status} {v.id} {v.subject} {v.cause}", self.filter)]
-        shown = [view for view in views if view.status != "skip" or view.id in STEP1]
-        rest = [view for view in views if view.status == "skip" and view.id not in STEP1]
+        shown = [view for view in views if view.status != "skip" or view.id in FIRST_STEP]
+        rest = [view for view in views if view.status == "skip" and view.id not in FIRST_STEP]
         if not rest:
             return shown
         what = f"{len(rest)} checks were not tested: enter {'hides' if self.unfolded else 'lists'} them"
