@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,10 +57,15 @@ class EngineActor:
             generation=spec.generation,
         )
 
-    def look(self) -> EngineLook:
-        """A glance at the process; asks the engine nothing."""
+    def look(self, wait_s: float = 0.0) -> EngineLook:
+        """A glance at the process; asks the engine nothing.
+
+        wait_s: how long it may take to die. A dying process closes its connections before it is seen to be dead.
+        """
         if self._process is None:
             return EngineLook(True, None, "")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.process.wait(wait_s)
         exit_code = self._process.poll()
         return EngineLook(exit_code is None, exit_code, "" if exit_code is None else self._process.log_tail())
 

@@ -57,11 +57,15 @@ class Run:
                 rollouts=rollouts,
                 narrator=narrator,
                 clock=self.clock,
-                base_directory=(config.save_dir or self.work_dir).absolute() / "base",
+                base_directory=(config.save_dir or self.work_dir).absolute() / "initial",
                 history=self.history,
             )
             try:
                 loop.run()
+            except RltopError:
+                # The death of an engine explains a broken connection better than the connection does.
+                rollouts.look(wait_s=1.0)
+                raise
             finally:
                 # From here on everything is bounded; a second signal must not cut the cleaning short.
                 self.signals.shield()

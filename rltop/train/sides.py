@@ -121,19 +121,14 @@ class RayRollouts:
         return self.facts
 
     def generate(self, rollout_id: int, version: str) -> RolloutBatch:
-        try:
-            batch: RolloutBatch = self.manager.call("generate", rollout_id, version, watch=[self.look])
-        except RltopError:
-            # The engine's own death is the better explanation of a broken connection.
-            self.look()
-            raise
+        batch: RolloutBatch = self.manager.call("generate", rollout_id, version, watch=[self.look])
         return batch
 
-    def look(self) -> None:
-        """Raise RltopError if an engine process is gone."""
+    def look(self, wait_s: float = 0.0) -> None:
+        """Raise RltopError if an engine process is gone, or goes within `wait_s`."""
         for at, actor in enumerate(self.engines[: len(self.facts)]):
             try:
-                look: EngineLook = actor.ask("look", timeout_s=LOOK_TIMEOUT_S)
+                look: EngineLook = actor.ask("look", wait_s, timeout_s=LOOK_TIMEOUT_S + wait_s)
             except TimeoutError:
                 continue
             if not look.alive:

@@ -173,6 +173,12 @@ class TrainActor:
                 self._clients[engine.id] = EngineClient(engine.url)
         return {engine.id: self._clients[engine.id] for engine in engines}
 
+    def disconnect(self) -> None:
+        """Close the connections to the engines."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
     def save(self, directory: str) -> None:
         """Write the weights as a Hugging Face checkpoint."""
         self._backend.save_hf(Path(directory))

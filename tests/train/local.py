@@ -1,0 +1,115 @@
+"""The real trainer, rollout manager and CPU engine in this process, without Ray, for tests that need many runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from rltop.protocol.codec import decode
+from rltop.protocol.messages import Record
+from rltop.reporter import Reporter
+from rltop.train.arguments import TrainConfig
+from rltop.train.engine_actor import EngineActor
+from rltop.train.loop import History, Loop
+from rltop.train.narrator import Narrator
+from rltop.train.ports import BaseFacts, EngineFacts, Example, RolloutBatch
+from rltop.train.rollout_manager import RolloutManager
+from rltop.train.sides import engine_specs
+from rltop.train.trainer_actor import TrainActor
+
+
+@dataclass
+class LocalRollouts:
+    """`ports.Rollouts` over plain objects."""
+
+    config: TrainConfig
+    work_dir: Path
+    manager: RolloutManager
+    actors: list[EngineActor] = field(default_factory=list)
+
+    def load(self, checkpoint: str) -> None:
+        self.manager.load(checkpoint)
+
+    def demonstrations(self) -> list[Example]:
+        return self.manager.demonstrations()
+
+    def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
+        self.actors = [EngineActor(spec) for spec in engine_specs(self.config, self.work_dir, "test")]
+        facts = [actor.start(base.checkpoint) for actor in self.actors]
+        self.manager.connect(facts)
+        return facts
+
+    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
+        return self.manager.generate(rollout_id, version)
+
+    def stop(self) -> None:
+        self.manager.connect([])
+        for actor in self.actors:
+            actor.stop()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left."""
+
+    history: History
+    records: list[Record]
+
+    def payloads(self, kind: str) -> list[dict[str, Any]]:
+        return [record.payload for record in self.records if record.kind == kind]
+
+
+def run_locally(config: TrainConfig, work_dir: Path) -> Outcome:
+    """One run of the real loop; its records go over a real socket."""
+    history = History()
+    with ingest() as (address, socket), Reporter(address=address, run="test") as reporter:
+        trainer = TrainActor(config, str(work_dir))
+        rollouts = LocalRollouts(config, work_dir, RolloutManager(config))
+        narrator = Narrator(reporter, time.monotonic)
+        loop = Loop(
+            config=config,
+            trainer=trainer,
+            rollouts=rollouts,
+            narrator=narrator,
+            clock=time.monotonic,
+            base_directory=work_dir / "initial",
+            history=history,
+        )
+        try:
+            loop.run()
+        finally:
+            rollouts.stop()
+            trainer.disconnect()
+        narrator.bye("done")
+        return Outcome(history, records_until_bye(socket))
+
+
+@contextlib.contextmanager
+def ingest() -> Iterator[tuple[str, Any]]:
+    """A PULL socket in the place of the daemon's."""
+    context = zmq.Context()
+    socket = context.socket(zmq.PULL)
+    socket.rcvhwm = 0
+    try:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        yield f"tcp://127.0.0.1:{port}", socket
+    finally:
+        socket.close(0)
+        context.term()
+
+
+def records_until_bye(socket: Any, *, timeout_s: float = 60) -> list[Record]:
+    """All records up to the first `bye`."""
+    records: list[Record] = []
+    while not records or records[-1].kind != "bye":
+        assert socket.poll(int(timeout_s * 1000)), f"no record for {timeout_s} s after {len(records)} records"
+        body = decode(socket.recv_multipart()).body
+        assert isinstance(body, Record)
+        records.append(body)
+    return records
