@@ -13,6 +13,9 @@ from zmq.utils.monitor import recv_monitor_message
 from rltop.client.dealer import GONE, check_socket, configure_dealer
 from rltop.client.transport import ConnectionLost
 
+GOODBYE_MS = 100
+"""How long a last message may take to the daemon, which is on this machine."""
+
 
 class SocketTransport:
     """A DEALER socket; notices the end of the daemon at once through ZeroMQ's monitor."""
@@ -63,4 +66,4 @@ class SocketTransport:
         await asyncio.gather(*pending, return_exceptions=True)
         if not self._dealer.closed:
             self._dealer.disable_monitor()
-            self._context.destroy(linger=0)
+            self._context.destroy(linger=GOODBYE_MS)

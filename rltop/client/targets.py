@@ -172,7 +172,7 @@ def explain_end(status: int, stderr: str, noise: str, *, place: str, command: st
 
 
 def _our_error(lines: Sequence[str]) -> str:
-    """The error that the remote rltop printed (`rltop: what`, `why: …`), as one sentence; empty when it printed none."""
+    """The error that the remote rltop printed (`rltop: what`, `why: …`), as one sentence; empty when there is none."""
     starts = [number for number, line in enumerate(lines) if line.startswith("rltop: ")]
     if not starts:
         return ""
