@@ -123,7 +123,8 @@ class Thresholds:
     """Responses whose first token does not belong."""
 
     recovered_rollouts: int = 20
-    """So many good rollouts after the last bad one turn a text or gap alarm into info (rltop's choice)."""
+    """So many good rollouts after the last bad one turn a text or gap warning into info; a fail stays, because a step
+    was trained on those samples (rltop's choice)."""
 
 
 DEFAULTS = Thresholds()

@@ -123,8 +123,6 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize("rollouts", [2, 3, 30])
 def test_a_planted_fault_turns_exactly_its_own_verdict(fault: str, rollouts: int) -> None:
     changes, expected = FAULTS[fault]
-    if rollouts == 30 and fault == "layers swapped at the first sync":
-        expected = {}  # twenty good rollouts later it is information
     assert firing(watch(run_of(range(rollouts), **changes)).report()) == expected
 
 
@@ -184,7 +182,7 @@ def test_live_and_offline_say_the_same_in_the_same_words(fault: str) -> None:
 def test_verdicts_on_a_long_run_stay_those_of_the_whole_run() -> None:
     def step(r: int) -> dict[str, float]:
         spike = {"grad_norm": 300.0} if r == 700 else {}
-        bad = {"train_rollout_logprob_abs_diff": 2.0} if 500 <= r < 510 else {}
+        bad = {"train_rollout_logprob_abs_diff": 0.4} if 500 <= r < 510 else {}
         return spike | bad
 
     records = list(run_of(range(1_000), step=step))

@@ -75,10 +75,11 @@ def test_odd_first_tokens_are_a_warning_of_low_confidence_about_the_engine() -> 
     assert verdict(TEXT, obs(*texts(odd[0], *[GOOD_TEXT] * 10))).status == "pass"
 
 
-def test_an_alarm_ends_after_enough_good_rollouts() -> None:
-    bad = mixed(4, 4, rollout=3)
+def test_a_warning_ends_after_enough_good_rollouts_and_a_fail_does_not() -> None:
+    bad = mixed(1, 4, rollout=3)
     good = [s for r in range(4, 24) for s in mixed(0, 2, rollout=r)]
-    assert verdict(TEXT, obs(*mixed(0, 4), *bad, *good[:-2])).status == "fail"
+    assert verdict(TEXT, obs(*mixed(0, 4), *bad, *good[:-2])).status == "warn"
+    assert verdict(TEXT, obs(*mixed(0, 4), *mixed(4, 4, rollout=3), *good)).status == "fail"
     found = verdict(TEXT, obs(*mixed(0, 4), *bad, *good))
     assert (found.status, found.rollout) == ("info", 3)
     assert "The last bad one was rollout 3" in found.cause

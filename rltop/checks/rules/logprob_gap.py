@@ -163,7 +163,7 @@ def _alarm(obs: Observations, t: Thresholds, series: Sequence[Gap], bad: Sequenc
     before = [g for g in series[: bad[0]] if g.segment == gap.segment]
     sync = _sync_of(obs, gap)
     over = len(series) - 1 - bad[-1] >= t.recovered_rollouts
-    status: Status = "info" if over else "fail" if worst.value > t.gap_fail else "warn"
+    status: Status = "fail" if worst.value > t.gap_fail else "info" if over else "warn"
     stays = all(g.value > t.gap_warn for g in series[bad[0] :])
     cause = _cause(obs, gap, before, sync, worst, stays)
     if not stays:

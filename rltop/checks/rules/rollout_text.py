@@ -97,7 +97,8 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     at = levels.index(worst)
     last = max(i for i, level in enumerate(levels) if level != "pass")
     clean = len(groups) - 1 - last
-    return [_alarm(obs, t, groups, at, worst, groups[last] if clean >= t.recovered_rollouts else None)]
+    over = worst == "warn" and clean >= t.recovered_rollouts
+    return [_alarm(obs, t, groups, at, worst, groups[last] if over else None)]
 
 
 def _groups(obs: Observations, t: Thresholds) -> list[_Group]:
