@@ -140,6 +140,9 @@ class EngineProcess:
         self._descendants.clear()
 
     def _is_member(self, process: psutil.Process) -> bool:
+        """Belongs to the session, other than its leader: psutil would reap that one and take its exit status away."""
+        if process.pid == self.pid:
+            return False
         try:
             return os.getsid(process.pid) == self.pid and process.environ().get(MARKER) == self.spec.marker
         except (psutil.Error, OSError):

@@ -13,7 +13,8 @@ import pytest
 
 from rltop.engines.client import AsyncEngineClient, EngineRefused, WrongWeightVersion
 from rltop.engines.weights import checksum_differences, publish
-from rltop.train.cpu_engine.server import Engine, make_app
+from rltop.train.cpu_engine.engine import Engine
+from rltop.train.cpu_engine.server import make_app
 from rltop.train.tiny_model import initial_weights
 from tests.engines.conftest import connect, running
 from tests.engines.contract import MODEL, PROMPT, other_weights
@@ -230,7 +231,21 @@ async def test_health_of_a_paused_engine_is_bad(engine: Engine) -> None:
 # ---------------------------------------------------------------------- weights
 
 
-async def test_both_transports_give_the_same_weights_and_flush_the_cache(
+async def test_an_update_flushes_the_prompt_cache_unless_told_not_to(client: AsyncEngineClient) -> None:
+    async def cached() -> int:
+        answer = (await client.generate({"text": PROMPT, "sampling_params": GREEDY}))[0]
+        tokens: int = answer["meta_info"]["cached_tokens"]
+        return tokens
+
+    assert [await cached(), await cached()] == [0, 28]
+    await client.update_weights_from_tensor(other_weights().items(), "1")
+    assert [await cached(), await cached()] == [0, 28]
+    # Keys and values of the old weights under the new: SGLang's behaviour, and why flushing is the default.
+    await client.update_weights_from_tensor(initial_weights(MODEL).items(), "2", flush=False)
+    assert await cached() == 28
+
+
+async def test_both_transports_give_the_same_weights(
     client: AsyncEngineClient, model_path: Path, tmp_path: Path
 ) -> None:
     before, new = await _tokens(client), other_weights()

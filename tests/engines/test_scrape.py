@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from rltop.engines.scrape import EngineStats, read_metrics, scrape
-from rltop.train.cpu_engine.server import Engine, make_app
+from rltop.train.cpu_engine.engine import Engine
+from rltop.train.cpu_engine.server import make_app
 from tests.engines.conftest import connect
 from tests.engines.contract import PROMPT
 

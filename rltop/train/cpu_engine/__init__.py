@@ -6,8 +6,9 @@ without a GPU. It is not SGLang and says so: in its first log line, in `/server_
 
     python -m rltop.train.cpu_engine --model-path DIR --port 0 --port-file FILE
 
-Layers, each importing only those before it: checkpoint (files) and numerics (bits) -> model (forward pass) -> sampling
--> request (one sample's state) -> scheduler (the loop) -> server (HTTP) -> __main__ (process).
+Layers, each importing only those before it: checkpoint (files), text (tokenizer), sampling (draws) -> model (forward
+pass) -> request (one sample's state) -> prompts, logprobs -> scheduler (the loop) -> generate, engine, answers ->
+control, server (endpoints) -> __main__ (process).
 """
 
 MARKER = "rltop CPU engine, a stand-in for SGLang"

@@ -30,12 +30,13 @@ from rltop.errors import RltopError
 from rltop.train.cpu_engine import MARKER, SPOKEN_API
 from rltop.train.cpu_engine.args import EngineArgs, parse_args
 from rltop.train.cpu_engine.checkpoint import ModelConfig, read_config, read_weights
+from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.generate import RequestReader
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.model import Qwen3
 from rltop.train.cpu_engine.request import Endings
 from rltop.train.cpu_engine.scheduler import Limits, Scheduler
-from rltop.train.cpu_engine.server import Engine, make_app
+from rltop.train.cpu_engine.server import make_app
 from rltop.train.cpu_engine.stats import LOGGER, Stats
 from rltop.train.cpu_engine.text import Text
 

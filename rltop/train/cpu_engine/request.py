@@ -119,12 +119,12 @@ def answer(sample: Sample, endings: Endings, version: str, *, now: float) -> dic
     }
     if sample.wishes.output:
         meta |= {
-            "input_token_logprobs": sample.input_logprobs,
-            "output_token_logprobs": sample.output_logprobs,
+            "input_token_logprobs": list(sample.input_logprobs),
+            "output_token_logprobs": list(sample.output_logprobs),
             "output_token_logprobs_length": len(sample.output_logprobs),
         }
         if sample.wishes.top:
-            meta |= {"input_top_logprobs": sample.input_top, "output_top_logprobs": sample.output_top}
+            meta |= {"input_top_logprobs": list(sample.input_top), "output_top_logprobs": list(sample.output_top)}
     decoding = now - sample.first_token if sample.first_token else 0.0
     cached = {"device": sample.cached_tokens, "host": 0} if sample.cached_tokens else None
     meta |= {

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import time
 import traceback
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from rltop.train.cpu_engine.live_weights import LiveWeights
-from rltop.train.cpu_engine.model import Prefill, Qwen3, Slab, slab_length
-from rltop.train.cpu_engine.request import Endings, Logprob, Sample, answer
-from rltop.train.cpu_engine.sampling import Draw, draw
+from rltop.train.cpu_engine.logprobs import note_prompt, note_token
+from rltop.train.cpu_engine.model import Qwen3, Slab, slab_length
+from rltop.train.cpu_engine.prompts import Prompts
+from rltop.train.cpu_engine.request import Endings, Sample, answer
+from rltop.train.cpu_engine.sampling import draw
 from rltop.train.cpu_engine.stats import LOGGER, Stats, decode_line, prefill_line
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -80,8 +82,7 @@ class Scheduler:
         self._outbox: list[tuple[Sample, dict[str, Any]]] = []
         self._batches: dict[int, Batch] = {}
         self._exclusive: deque[Callable[[], None]] = deque()
-        self._cache: OrderedDict[tuple[int, ...], Prefill] = OrderedDict()
-        self._cached_positions = 0
+        self._prompts = Prompts(model, capacity=limits.max_total_tokens if limits.prompt_cache else 0)
         self._paused = False
         self._stopping = False
         self._last_prefill = self._last_decode = clock()
@@ -162,7 +163,7 @@ class Scheduler:
                 self._running(),
             )
             return False
-        self._forget_prompts()
+        self._prompts.forget()
         LOGGER.info("Cache flushed successfully!")
         return True
 
@@ -202,8 +203,8 @@ class Scheduler:
         return not self._in_flight() and not self._held
 
     def forget_prompts(self) -> None:
-        """Drop the prompt cache whatever is running (its KV is copied into the samples)."""
-        self._forget_prompts()
+        """Drop the prompt cache whatever is running: samples have copies of what they need."""
+        self._prompts.forget()
 
     # ------------------------------------------------------------------ the loop
 
@@ -266,11 +267,8 @@ class Scheduler:
 
     def _count(self) -> None:
         stats, samples = self.stats, [item for batch in self._batches.values() for item in batch.samples]
-        stats.running, stats.queued, stats.used_tokens = (
-            len(samples),
-            len(self._waiting),
-            sum(s.tokens for s in samples),
-        )
+        stats.running, stats.queued = len(samples), len(self._waiting)
+        stats.used_tokens = sum(sample.tokens for sample in samples)
         stats.paused = len(samples) + len(self._held) if self._paused else 0
         stats.retracted = sum(1 for sample in self._waiting if sample.retractions)
 
@@ -295,14 +293,14 @@ class Scheduler:
 
     def _start(self, samples: list[Sample], running: int) -> None:
         now = self._wall()
-        cached, prefills = self._prefill(samples)
+        cached, prefills = self._prompts.run(self.live.packed, samples)
         computed = sum(sample.tokens for sample in samples) - cached
         elapsed, self._last_prefill = self._clock() - self._last_prefill, self._clock()
         self._record_prefill(samples, computed, cached, running, elapsed)
         fresh: list[tuple[Sample, Tensor]] = []
         for sample, prefill in zip(samples, prefills, strict=True):
             sample.started = sample.started or now
-            self._note_inputs(sample, prefill)
+            note_prompt(sample, prefill.logits, self._endings.text)
             if sample.limit == 0:
                 self._finish(sample, {"type": "length", "length": 0})
                 continue
@@ -314,64 +312,9 @@ class Scheduler:
         if fresh:
             self._accept([sample for sample, _ in fresh], torch.stack([row for _, row in fresh]))
 
-    def _prefill(self, samples: Sequence[Sample]) -> tuple[int, list[Prefill]]:
-        """Run each distinct prompt once. Returns the tokens that the cache saved, and each sample's prefill."""
-        keys = [tuple(sample.prompt + sample.output) for sample in samples]
-        # Prompt log-probs need the logits of every position, which the cache does not keep.
-        whole = {key for sample, key in zip(samples, keys, strict=True) if sample.wishes.start >= 0}
-        found: dict[tuple[int, ...], Prefill] = {}
-        missing: dict[int, dict[tuple[int, ...], None]] = {}
-        cached = 0
-        for sample, key in zip(samples, keys, strict=True):
-            by_length = missing.setdefault(len(key), {})
-            if key in self._cache and key not in whole:
-                self._cache.move_to_end(key)
-                found[key] = self._cache[key]
-            elif key not in by_length:
-                by_length[key] = None
-                continue
-            sample.cached_tokens = len(key) - 1
-            cached += len(key) - 1
-        for same_length in missing.values():
-            prompts, at_once = list(same_length), self._model.prompts_per_prefill
-            for start in range(0, len(prompts), at_once):
-                chunk = prompts[start : start + at_once]
-                self.stats.prefill_passes += 1
-                for key, prefill in zip(chunk, self._model.prefill(self.live.packed, torch.tensor(chunk)), strict=True):
-                    found[key] = prefill
-                    self._remember(key, prefill)
-        return cached, [found[key] for key in keys]
-
-    def _remember(self, key: tuple[int, ...], prefill: Prefill) -> None:
-        if not self._limits.prompt_cache or key in self._cache:
-            return
-        # Copies, so that one prompt does not keep the whole call's tensors alive; the last logits are enough.
-        self._cache[key] = Prefill(prefill.keys.clone(), prefill.values.clone(), prefill.logits[-1:].clone())
-        self._cached_positions += len(key)
-        while self._cached_positions > self._limits.max_total_tokens:
-            oldest, _ = self._cache.popitem(last=False)
-            self._cached_positions -= len(oldest)
-
-    def _forget_prompts(self) -> None:
-        self._cache.clear()
-        self._cached_positions = 0
-
-    def _note_inputs(self, sample: Sample, prefill: Prefill) -> None:
-        """Log-probs of the prompt from `wishes.start` on, of the unscaled distribution; the first is unknown."""
-        start = sample.wishes.start
-        if start < 0 or sample.input_logprobs or start >= len(sample.prompt):
-            return
-        distribution = torch.log_softmax(prefill.logits[start : len(sample.prompt) - 1], dim=-1)
-        targets = torch.tensor(sample.prompt[start + 1 :], dtype=torch.long)
-        values = distribution.gather(1, targets[:, None]).squeeze(1).tolist()
-        sample.input_logprobs.append(self._triple(sample, None, sample.prompt[start]))
-        for value, token in zip(values, sample.prompt[start + 1 :], strict=True):
-            sample.input_logprobs.append(self._triple(sample, value, token))
-        if sample.wishes.top:
-            sample.input_top = [None, *(self._top(sample, row) for row in distribution)]
-
     def _record_prefill(self, samples: list[Sample], computed: int, cached: int, running: int, elapsed: float) -> None:
         stats = self.stats
+        stats.prefill_passes = self._prompts.passes
         stats.prefill_computed += computed
         stats.cached_tokens += cached
         stats.cache_hit_rate = cached / max(1, computed + cached)
@@ -425,30 +368,13 @@ class Scheduler:
         for row, sample in enumerate(samples):
             sample.output.append(drawn.tokens[row])
             sample.first_token = sample.first_token or now
-            if sample.wishes.output:
-                self._note_output(sample, drawn, row)
+            note_token(sample, drawn, row, self._endings.text)
             finish = self._endings.check(sample)
             if finish is not None:
                 self._leave(sample)
                 self._finish(sample, finish)
             elif sample.streaming:
                 self._outbox.append((sample, answer(sample, self._endings, self.live.version, now=now)))
-
-    def _note_output(self, sample: Sample, drawn: Draw, row: int) -> None:
-        sample.output_logprobs.append(self._triple(sample, drawn.logprobs[row], drawn.tokens[row]))
-        if sample.wishes.top:
-            sample.output_top.append(self._top(sample, drawn.distribution[row]))
-
-    def _top(self, sample: Sample, distribution: Tensor) -> list[Logprob]:
-        values, tokens = distribution.topk(min(sample.wishes.top, distribution.shape[0]))
-        return [self._triple(sample, *pair) for pair in zip(values.tolist(), tokens.tolist(), strict=True)]
-
-    def _triple(self, sample: Sample, logprob: float | None, token: int) -> Logprob:
-        return (
-            logprob,
-            token,
-            self._endings.text.decode([token], skip_special_tokens=False) if sample.wishes.text else None,
-        )
 
     # ------------------------------------------------------------------ endings
 

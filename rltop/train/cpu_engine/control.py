@@ -1,0 +1,176 @@
+"""Endpoints that change the engine: pause, cache, memory, weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from rltop.engines.weights import deserialize
+from rltop.errors import RltopError
+from rltop.train.cpu_engine.answers import BadRequest, error_answer, json_answer, read_body
+from rltop.train.cpu_engine.engine import Engine
+from rltop.train.cpu_engine.stats import LOGGER
+
+MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
+
+
+async def flush_cache(engine: Engine, request: Request) -> Response:
+    """Empty the prompt cache; 400 while requests are in flight, after waiting `?timeout=` seconds for them."""
+    try:
+        deadline = time.monotonic() + float(request.query_params.get("timeout", 0))
+    except ValueError as error:
+        raise BadRequest(f"timeout: {error}") from error
+    done = await engine.do(engine.scheduler.flush)
+    while not done and time.monotonic() < deadline:  # polled, as SGLang does it
+        await asyncio.sleep(0.05)
+        done = await engine.do(engine.scheduler.flush)
+    if not done:
+        return PlainTextResponse("Flush cache failed.\n", status_code=HTTPStatus.BAD_REQUEST)
+    return PlainTextResponse(
+        "Cache flushed.\nPlease check backend logs for more details. "
+        "(When there are running or waiting requests, the operation will not be performed.)\n"
+    )
+
+
+async def pause_generation(engine: Engine, request: Request) -> Response:
+    """Pause with `mode` abort (default), retract or in_place."""
+    match (await read_body(request)).get("mode", "abort"):
+        case "abort" | "retract" | "in_place" as mode:
+            await engine.do(lambda: engine.scheduler.pause(mode))
+        case other:
+            raise BadRequest(f"mode: Input should be 'abort', 'retract' or 'in_place', got {other!r}")
+    return json_answer({"message": "Generation paused successfully.", "status": "ok"})
+
+
+async def continue_generation(engine: Engine, request: Request) -> Response:
+    """Go on after a pause."""
+    await engine.do(engine.scheduler.resume)
+    return json_answer({"message": "Generation continued successfully.", "status": "ok"})
+
+
+async def abort_request(engine: Engine, request: Request) -> Response:
+    """End the requests with `rid`, or all of them with `abort_all`."""
+    body = await read_body(request)
+    rid, everything = str(body.get("rid") or ""), bool(body.get("abort_all"))
+    if rid or everything:
+        engine.scheduler.abort(rid, everything=everything)
+    else:
+        LOGGER.warning("Ignore abort_request with empty rid and abort_all=False")
+    return Response(status_code=HTTPStatus.OK)
+
+
+async def release_memory(engine: Engine, request: Request) -> Response:
+    """Give memory back. With `--enable-memory-saver` released weights are gone until the next update, as on a GPU."""
+    tags = _tags(await read_body(request))
+
+    def release() -> bool:
+        if not engine.scheduler.flush():
+            return False
+        if "weights" in tags and engine.args.enable_memory_saver:
+            engine.scheduler.live.zero()
+        return True
+
+    if not await engine.do(release):
+        return error_answer(HTTPStatus.BAD_REQUEST, "release_memory_occupation needs an idle server")
+    engine.released |= tags
+    return json_answer(None)
+
+
+async def resume_memory(engine: Engine, request: Request) -> Response:
+    """Take memory back."""
+    engine.released -= _tags(await read_body(request))
+    return json_answer(None)
+
+
+async def weight_update_session(engine: Engine, request: Request) -> Response:
+    """SGLang 0.5.23 wants tensor updates between begin and end; here both are always fine."""
+    return json_answer({"success": True, "message": "Success"})
+
+
+async def update_from_disk(engine: Engine, request: Request) -> Response:
+    """Load a checkpoint directory of the same shape."""
+    body = await read_body(request)
+    directory = Path(str(body.get("model_path") or ""))
+    if not body.get("model_path"):
+        raise BadRequest("model_path: Field required")
+    LOGGER.info("Start update_weights. Load format=auto")
+    success, message = await _update(engine, body, lambda: engine.scheduler.live.load_directory(directory), "disk")
+    if success:
+        engine.model_path = str(directory)
+    return json_answer(
+        {"success": success, "message": message, "num_paused_requests": 0},
+        HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST,
+    )
+
+
+async def update_from_tensor(engine: Engine, request: Request) -> Response:
+    """Load tensors from the body: `serialized_named_tensors`, one base64 string for the one rank."""
+    body = await read_body(request)
+    payloads = body.get("serialized_named_tensors")
+    if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], str):
+        raise BadRequest("serialized_named_tensors: a list with one base64 string, this engine has one rank")
+    if body.get("load_format") is not None:
+        raise BadRequest(f"load_format: the CPU engine knows only null, got {body['load_format']!r}")
+    try:
+        named = deserialize(payloads[0])
+    except RltopError as error:
+        return json_answer({"success": False, "message": str(error)}, HTTPStatus.BAD_REQUEST)
+    success, message = await _update(engine, body, lambda: engine.scheduler.live.load(named), "tensor")
+    return json_answer({"success": success, "message": message}, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
+
+
+async def _update(engine: Engine, body: dict[str, Any], apply: Callable[[], None], source: str) -> tuple[bool, str]:
+    version, flush = body.get("weight_version"), body.get("flush_cache", True)
+    if body.get("abort_all_requests"):
+        engine.scheduler.abort(everything=True)
+    try:
+        success, message = await engine.do(
+            lambda: engine.scheduler.update(apply, version, flush=bool(flush), source=source), exclusive=True
+        )
+    except RltopError as error:
+        LOGGER.error("Failed to update weights: %s", error)
+        return False, f"Failed to update weights: {error}"
+    if success and version is not None:
+        message += f" Weight version updated to {version}."
+    return success, message
+
+
+async def update_version(engine: Engine, request: Request) -> Response:
+    """Change the version label only."""
+    body = await read_body(request)
+    version = body.get("new_version")
+    if not isinstance(version, str):
+        raise BadRequest("new_version: Field required")
+    if body.get("abort_all_requests"):
+        engine.scheduler.abort(everything=True)
+    await engine.do(lambda: engine.scheduler.set_version(version))
+    return json_answer({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+
+async def weights_checker(engine: Engine, request: Request) -> Response:
+    """snapshot, reset_tensors, compare, checksum."""
+    action = str((await read_body(request)).get("action") or "checksum")
+    LOGGER.info("[WeightChecker] handle action=%s", action)
+
+    def work() -> tuple[bool, dict[str, Any]]:
+        if action == "reset_tensors":
+            engine.scheduler.forget_prompts()
+        return engine.scheduler.live.check(action)
+
+    success, body = await engine.do(work)
+    return json_answer(body, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
+
+
+def _tags(body: dict[str, Any]) -> set[str]:
+    tags = body.get("tags") or MEMORY_TAGS
+    unknown = sorted(set(tags) - set(MEMORY_TAGS))
+    if unknown:
+        raise BadRequest(f"tags: unknown tag {unknown[0]!r}, known are {', '.join(MEMORY_TAGS)}")
+    return set(tags)
