@@ -30,6 +30,7 @@ BUCKETS = 400
 """Buckets of the first history query: enough for the widest chart, 2 dots per cell."""
 _SERIES_AGAIN_S = 10.0
 """Least time between two queries that only fill holes between live points."""
+_LOCAL_ANSWER_S = 0.15
 _MESSAGE_S = 5.0
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -103,10 +104,16 @@ class RltopApp(App[int], inherit_bindings=False):
 
     # -------------------------------------------------------------- life
 
-    def on_load(self) -> None:
-        # Before the screen exists: the connection is made while Textual starts.
+    async def on_load(self) -> None:
+        # Before the screen exists. A daemon on this machine answers in a few milliseconds: worth waiting for, because
+        # then the first frame already has data and no empty one is painted before it.
         self._client_task = asyncio.get_running_loop().create_task(self._client.run(), name="rltop-client")
-        self.spawn(self._first())
+        try:
+            await self._client.wait_live(_LOCAL_ANSWER_S)
+        except (RltopError, TimeoutError):
+            self.spawn(self._first())
+        else:
+            self.tick()
 
     def on_mount(self) -> None:
         self.set_interval(1 / self._fps, self.tick)

@@ -44,6 +44,11 @@ class Dash:
             await self.pilot.pause()
             await asyncio.sleep(0)
 
+    async def shows(self, words: str) -> str:
+        """Wait until `words` are on the screen (a dialog comes up in its own time); returns the screen."""
+        await self.until(lambda: words in self.text)
+        return self.text
+
     @property
     def lines(self) -> list[str]:
         """The characters on the screen, trailing blanks removed."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from tests.tui.dash import dash
+from tests.tui.dash import Dash, dash
 from tests.tui.fake import NOW, FakeClient
 from tests.tui.scenes import healthy
+
+
+async def left(board: Dash) -> None:
+    """Wait until the dashboard has ended."""
+    await board.until(lambda: not board.app.is_running)
 
 
 async def test_before_the_first_frame_it_says_that_it_is_connecting_and_why_not_yet() -> None:
@@ -107,15 +110,21 @@ async def test_a_failing_query_is_asked_again() -> None:
 async def test_leaving_closes_the_client() -> None:
     async with dash("healthy") as board:
         await board.press("q")
-        await board.until(lambda: not board.app.is_running)
+        await left(board)
         assert board.app.return_code == 0
     assert board.client.closed
 
 
 async def test_ctrl_c_leaves_with_130_from_a_dialog_too() -> None:
-    for keys in (["ctrl+c"], ["question_mark", "ctrl+c"], ["colon", "ctrl+c"], ["slash", "ctrl+c"]):
+    for key, words in (
+        ("1", "rollout.text"),
+        ("question_mark", "Help"),
+        ("colon", "Commands"),
+        ("slash", "filter checks"),
+    ):
         async with dash("healthy") as board:
-            for key in keys:
-                await board.pilot.press(key)
-            await asyncio.sleep(0)
-            assert board.app.return_code == 130, keys
+            await board.press(key)
+            await board.shows(words)
+            await board.pilot.press("ctrl+c")
+            await left(board)
+            assert board.app.return_code == 130, key

@@ -40,6 +40,7 @@ async def test_ascii_shows_no_other_character_anywhere() -> None:
             for key in ("2", "enter", "3", "5", "6", "question_mark"):
                 text = await board.press(key)
                 assert text.isascii() or key == "question_mark", (scene, key)
+            await board.shows("esc closes")
             assert plain_text(board.app.screen.query_one(Pane).rows).isascii()
 
 

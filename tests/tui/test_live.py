@@ -253,31 +253,39 @@ async def test_a_screenshot_is_saved_here_and_its_name_is_told(monkeypatch: pyte
 
 async def test_help_shows_the_keys_and_what_healthy_means_and_closes() -> None:
     async with dash("healthy", (80, 24)) as board:
-        text = await board.press("question_mark")
-        assert "Help" in text
+        await board.press("question_mark")
+        text = await board.shows("Help")
         assert "Show only rows that contain a text" in text
         await board.press("end")
-        assert "skip" in board.text
-        assert "Help" not in await board.press("escape")
+        await board.shows("○ skip")
+        await board.press("escape")
+        await board.until(lambda: board.app.screen is board.app.live)
+        assert "Help" not in board.text
 
 
 async def test_the_palette_finds_and_does_an_action() -> None:
     async with dash("healthy") as board:
-        await board.press("colon", "g", "o", "space", "e", "n", "g")
+        await board.press("colon")
+        await board.shows("Commands")
+        await board.press("g", "o", "space", "e", "n", "g")
         assert "Go to engines" in board.text
         await board.press("enter")
-        assert board.app.live.active == "engines"
-        await board.press("ctrl+p", "z", "z", "z")
+        await board.until(lambda: board.app.live.active == "engines")
+        await board.press("ctrl+p")
+        await board.shows("Commands")
+        await board.press("z", "z", "z")
         assert "no such command" in board.text
         await board.press("enter")
-        assert board.app.screen is board.app.live
+        await board.until(lambda: board.app.screen is board.app.live)
 
 
 async def test_another_theme_repaints_everything() -> None:
     async with dash("healthy") as board:
-        await board.press("T", "n", "o", "r", "d", "enter")
-        await board.pilot.pause()
-        assert board.app.theme == "nord"
+        await board.press("T")
+        await board.shows("Theme")
+        await board.press("n", "o", "r", "d", "enter")
+        await board.until(lambda: board.app.theme == "nord")
+        await board.until(lambda: board.app.screen is board.app.live)
         assert "reward" in board.text
 
 

@@ -49,6 +49,7 @@ class Dialog(ModalScreen[str | None], inherit_bindings=False):
         self.top = 0
 
     def compose(self) -> ComposeResult:
+        self.paint()
         yield self._pane
 
     def body(self, width: int) -> list[Row]:

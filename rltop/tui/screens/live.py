@@ -89,8 +89,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         self.message = ""
 
     def compose(self) -> ComposeResult:
-        # Everything in its place before the first layout: the first frame is the right one.
-        self._lay_out(self.app.size.width, self.app.size.height, self._frame())
+        # Everything in its place and painted before the first layout: the first frame is the right one.
+        self.paint(None)
         yield self._header
         yield from self._panes.values()
         yield self._footer
@@ -98,8 +98,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     # -------------------------------------------------------------- painting
 
     def on_resize(self, event: events.Resize) -> None:
-        self._facts = ()
-        self.paint(None)
+        # Textual tells the first size several times.
+        if self._facts[:2] != tuple(self.size):
+            self.paint(None)
 
     def paint_with(self, palette: Palette) -> None:
         """Another theme."""
