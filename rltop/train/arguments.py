@@ -87,6 +87,8 @@ class TrainConfig:
     """cpu: rltop's own CPU engine, a stand-in that speaks SGLang's HTTP API; sglang: real SGLang."""
     engine_python: Path | None = None
     """Python of the environment that has SGLang; without it the one that runs rltop."""
+    engine_env: tuple[str, ...] = ()
+    """NAME=VALUE for the environment of every engine; may be repeated."""
     rollout_num_engines: int = 1
     """Engines, each in its own process; slime's rollout GPUs divided by the GPUs per engine."""
     weight_transport: Transport = "disk"
@@ -194,6 +196,10 @@ def validate(config: TrainConfig) -> None:
             why="--engine is cpu, rltop's own stand-in",
             do="--engine sglang",
         )
+    for text in config.engine_env:
+        name, equals, _ = text.partition("=")
+        if not equals or not name:
+            raise RltopError("not an environment variable", where=f"--engine-env {text}", do="--engine-env NAME=VALUE")
     _check_batch(config)
     if config.inject:
         from rltop.train.inject import parse_fault  # needs torch, which a plain mistake must not wait for

@@ -151,6 +151,7 @@ class RayRollouts:
 
 def engine_specs(config: TrainConfig, work_dir: Path, run: str) -> list[EngineSpec]:
     """What each engine is started with. The checkpoint is filled in when it is known."""
+    variables = [text.partition("=") for text in config.engine_env]
     return [
         EngineSpec(
             kind=config.engine,
@@ -160,7 +161,7 @@ def engine_specs(config: TrainConfig, work_dir: Path, run: str) -> list[EngineSp
             engine_id=str(at),
             args=config.sglang_args,
             python=config.engine_python or Path(sys.executable),
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1"} | {name: value for name, _, value in variables},
             start_timeout_s=120.0 if config.engine == "cpu" else 600.0,
         )
         for at in range(config.rollout_num_engines)

@@ -59,6 +59,7 @@ def test_what_starts_with_sglang_goes_to_the_engine_without_the_prefix() -> None
         (["--kl-loss-coef", "0.1"], ["--kl-loss-coef", "0.1", "--use-kl-loss"]),
         (["--ref-load", "x"], ["--ref-load", "--use-kl-loss"]),
         (["--sglang-tp-size", "2"], ["--sglang-tp-size", "--engine sglang"]),
+        (["--engine-env", "CUDA_LAUNCH_BLOCKING"], ["--engine-env", "NAME=VALUE"]),
         (["--inject", "fire"], ["--inject", "fire", "swap-layers"]),
     ],
 )
@@ -138,7 +139,7 @@ def test_a_wrong_command_line_loads_nothing_heavy() -> None:
         "import sys\n"
         "from rltop.cli.main import main\n"
         "code = main(['train', '--lerning-rate', '1'])\n"
-        "heavy = {'torch', 'ray', 'megatron', 'transformers'} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'megatron.core', 'transformers'} & set(sys.modules)\n"
         "print(code, sorted(heavy))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

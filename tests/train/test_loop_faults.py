@@ -89,7 +89,7 @@ def test_a_healthy_run_passes_every_step_1_check(outcome_of: Callable[[str], Out
         ("ref-perturb", {"logprob.ref-equal": "fail"}),
         ("no-template", {"logprob.magnitude": "warn"}),
         ("nan-grad", {"train.nan": "fail"}),
-        ("loss-sum", {"train.grad-high": "fail"}),
+        ("loss-sum", {"train.grad-high": "warn"}),
         ("swap-layers", {"logprob.train-rollout": "fail"}),
     ],
 )
