@@ -7,8 +7,10 @@ header; an error in the dashboard itself restores the terminal and leaves with a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Coroutine
 from typing import Any, ClassVar
@@ -99,6 +101,7 @@ class RltopApp(App[int], inherit_bindings=False):
 
     async def run_async(self, **options: Any) -> int | None:
         """As Textual's, but a crash of the dashboard is exit value 1 and not None."""
+        _forget_frozen_size()
         value = await super().run_async(**options)
         return self.return_code if value is None else value
 
@@ -357,3 +360,12 @@ def _keep_copy(text: str) -> str:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text + "\n")
     return str(path)
+
+
+def _forget_frozen_size() -> None:
+    """Let the terminal say its size: an exported COLUMNS or LINES (watch, CI, some shells) would hide every resize."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        size = os.get_terminal_size(sys.__stderr__.fileno())  # type: ignore[union-attr]  # None: suppressed
+        if size.columns and size.lines:
+            os.environ.pop("COLUMNS", None)
+            os.environ.pop("LINES", None)
