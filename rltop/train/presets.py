@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rltop.train.arguments import TrainConfig, to_argv
 
-DEMO_ROLLOUTS = 110
+DEMO_ROLLOUTS = 100
 
 
 def demo_args(
