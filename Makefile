@@ -26,7 +26,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2
 
 soak: install
 	$(BIN)/pytest -q -m soak --timeout=3600 -rA
