@@ -14,8 +14,12 @@ from rltop.errors import RltopError
 from tests.daemon.util import wait_for
 
 
-def start(tmp_path: Path, code: str, marker: str = "m/1") -> TrainerJob:
-    """A trainer that runs Python code; it says `ready` when it has set itself up."""
+def start(tmp_path: Path, code: str, marker: str = "") -> TrainerJob:
+    """A trainer that runs Python code; it says `ready` when it has set itself up.
+
+    The marker is the test's own by default: a second test run beside this one must not find these processes.
+    """
+    marker = marker or str(tmp_path)
     return start_trainer([sys.executable, "-c", code], run_dir=tmp_path, env=dict(os.environ), marker=marker)
 
 
@@ -93,7 +97,7 @@ async def test_processes_in_sessions_of_their_own_are_found_by_their_marker(tmp_
 async def test_processes_of_other_starts_are_not_touched(tmp_path: Path) -> None:
     other_dir = tmp_path / "other"
     other_dir.mkdir()
-    job, other = start(tmp_path, SLEEPS, "m/1"), start(other_dir, SLEEPS, "m/2")
+    job, other = start(tmp_path, SLEEPS), start(other_dir, SLEEPS)
     ready(job)
     ready(other)
     stages: list[str] = []
@@ -106,14 +110,14 @@ async def test_processes_of_other_starts_are_not_touched(tmp_path: Path) -> None
 async def test_a_trainer_of_an_earlier_daemon_is_adopted_by_marker_and_start_time(tmp_path: Path) -> None:
     job = start(tmp_path, SLEEPS)
     ready(job)
-    assert adopt_trainer(job.pid, job.create_time, "m/2", job.log) is None
-    assert adopt_trainer(job.pid, job.create_time - 5, "m/1", job.log) is None
-    adopted = adopt_trainer(job.pid, job.create_time, "m/1", job.log)
+    assert adopt_trainer(job.pid, job.create_time, "another", job.log) is None
+    assert adopt_trainer(job.pid, job.create_time - 5, job.marker, job.log) is None
+    adopted = adopt_trainer(job.pid, job.create_time, job.marker, job.log)
     assert adopted is not None
     await adopted.stop()
     assert (await adopted.wait()).state == "interrupted"
     await job.wait()
-    assert adopt_trainer(job.pid, job.create_time, "m/1", job.log) is None
+    assert adopt_trainer(job.pid, job.create_time, job.marker, job.log) is None
 
 
 def test_a_program_that_does_not_exist_is_a_message(tmp_path: Path) -> None:
