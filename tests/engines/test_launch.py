@@ -103,8 +103,12 @@ def test_an_engine_that_ends_while_it_starts_is_reported_with_its_last_lines(tmp
 def test_an_engine_that_is_not_ready_in_time_is_killed_and_reported(tmp_path: Path) -> None:
     ticks = iter([0.0, 1.0, 200.0])
     with pytest.raises(RltopError, match="did not start in time") as failed:
-        launch_engine(_fake(tmp_path, "echo $$ > pid; echo still loading; sleep 600 & wait"), clock=lambda: next(ticks))
+        launch_engine(
+            _fake(tmp_path, f"echo $$ > {tmp_path}/pid; echo still loading; sleep 600 & wait"),
+            clock=lambda: next(ticks) if (tmp_path / "pid").exists() else 0.0,
+        )
     assert "not ready after 120 s" in failed.value.why
+    assert not _alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_taken_port_is_named_with_its_holder_before_anything_starts(tmp_path: Path) -> None:
