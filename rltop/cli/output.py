@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -35,8 +36,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def note(text: str) -> None:
-    """One line of narration on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One line of narration on stderr. A terminal that is gone (closed window, dropped ssh) keeps no work undone."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def number(value: Any) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
+import sys
 
 import pytest
 
+from rltop.cli.output import note
 from rltop.cli.signals import held, raised
 
 
@@ -49,3 +53,14 @@ def test_the_handlers_from_before_are_back() -> None:
     with raised(), held():
         pass
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_narration_to_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed window must not keep `rltop demo` from stopping what it started."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str, /) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    note("stopping the run")
