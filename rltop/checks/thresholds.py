@@ -102,10 +102,6 @@ class Thresholds:
     """Word boundaries at which the script changes."""
     text_control_share: float = 0.02
     """U+FFFD and control characters above this share."""
-    text_least_chars_undecodable: int = 8
-    """Shortest response that is salad by undecodable characters alone; a cut one at the end is not counted."""
-    text_control_share_short: float = 0.2
-    """U+FFFD and control characters above this share in a response shorter than `text_least_chars`."""
     text_least_words: int = 40
     """Latin words before their function words count."""
     text_function_share: float = 0.02

@@ -35,8 +35,7 @@ def pattern_of(text: TextFacts, t: Thresholds) -> str:
 
 def _is_salad(text: TextFacts, t: Thresholds) -> bool:
     if text.chars < t.text_least_chars:
-        # Too short to judge by words or scripts; but bytes that are no characters are no text at any length.
-        return text.chars >= t.text_least_chars_undecodable and text.control_share > t.text_control_share_short
+        return False
     mixed = text.families >= t.text_scripts and text.switch_share >= t.text_switch_share and not text.prompted
     wordless = (
         text.latin_words >= t.text_least_words
