@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,16 +62,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pair(scratch: Path) -> tuple[Ended, Ended]:
-    """The same command line twice, side by side: most of a short run is waiting for processes to start."""
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(train, [scratch, scratch])
-    return first, second
-
-
-@pytest.fixture
-def ended(pair: tuple[Ended, Ended]) -> Ended:
-    return pair[0]
+def ended(scratch: Path) -> Ended:
+    return train(scratch)
 
 
 def test_a_run_ends_with_one_json_object_on_stdout(ended: Ended) -> None:
@@ -119,10 +110,10 @@ def test_nothing_stays_in_the_temporary_directory(ended: Ended, scratch: Path) -
     assert [path.name for path in scratch.iterdir() if path.name.startswith("rltop-")] == []
 
 
-def test_the_same_seed_gives_the_same_bits(pair: tuple[Ended, Ended]) -> None:
-    first, second = (ended.result for ended in pair)
+def test_the_same_seed_gives_the_same_bits(ended: Ended, scratch: Path) -> None:
+    again = train(scratch).result
     for name in ("rewards", "losses", "grad_norms", "first_rollout"):
-        assert first[name] == second[name]
+        assert again[name] == ended.result[name]
 
 
 class Family:
@@ -194,7 +185,6 @@ def test_an_interrupt_in_the_middle_of_a_run_is_130_and_leaves_no_child(tmp_path
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rltop-")] == []
 
 
-@pytest.mark.soak
 def test_a_dead_engine_ends_the_run_with_its_name_and_log(tmp_path: Path) -> None:
     with running(tmp_path, "--num-rollout", "1000") as (process, family):
         read_until(process, "step 0: ", family)
