@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rltop.checks.text import TextFacts
+
+if TYPE_CHECKING:
+    from rltop.checks import found
 
 Axis = Literal["rollout", "train"]
 Mode = Literal["full", "rollout-only", "train-only"]
@@ -231,6 +234,19 @@ class Observations:
     engines: tuple[EngineFact, ...] = ()
     lines: tuple[TextLine, ...] = ()
     starts: tuple[RunStart, ...] = ()
+    events: tuple[found.LogEvent, ...] = ()
+    """In order of time over all files."""
+    logs: tuple[found.LogSource, ...] = ()
+    http: tuple[found.HttpCall, ...] = ()
+    documents: tuple[found.Document, ...] = ()
+    rows: tuple[found.Row, ...] = ()
+    ray: tuple[found.RaySnapshot, ...] = ()
+    checkpoints: tuple[found.HfCheckpoint, ...] = ()
+    megatron: tuple[found.MegatronCheckpoint, ...] = ()
+    dumps: tuple[found.Dump, ...] = ()
+    problems: tuple[found.Problem, ...] = ()
+    files: tuple[str, ...] = ()
+    """Everything that was recognised, relative to what was checked."""
     args: Args = field(default_factory=Args)
     mode: Mode = "full"
     vocab_size: int | None = None
@@ -241,5 +257,7 @@ class Observations:
     """The run goes on: what is missing may still come."""
     injected_faults: tuple[str, ...] = ()
     """Faults injected on purpose. Shown beside the verdicts; no rule looks at them."""
+    launch: bool = False
+    """Judged before a launch (`rltop doctor`): nothing has run yet."""
     memo: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Series that were worked out from these observations already (`series.points`); empty in every copy."""
