@@ -16,6 +16,27 @@ from rltop.checks.observe import Where
 Owner = Literal["trainer", "engine", "rollout", "router", "ray", "host", "launcher", ""]
 
 
+LOG_KINDS: Mapping[str, str] = {
+    "http": "access line of a server: method, path, status",
+    "prefill": "prefill batch: new_seq, new_token, cached_token, running_req, queue_req",
+    "flush_failed": "a prefix cache that could not be flushed: message",
+    "update_refused": "an update that an engine refused or did only in part: message, path",
+    "update_summary": "what one weight sync was made of: tensors, buckets",
+    "weights_check": "answer of the weights checker, or of --check-weight-update-equal: ok, message",
+    "ckpt_loaded": "the trainer confirms a load: directory, iteration (Megatron) or hf (true)",
+    "placement_create": "a placement group is asked for: gpus",
+    "placement_wait": "a placement group waits: gpus, elapsed_s, registered, available",
+    "placement_bundle": "where a bundle lies: index, node, gpu",
+    "recovered": "dead engines were started again: count",
+    "oom": "out of GPU memory: gpu, tried_gb, total_gb, free_gb, processes (pid -> GB)",
+    "pickle_refused": "a weights-only load refused a class: class",
+    "over_length": "a request was refused for its token count: message",
+    "release": "memory of an engine was released: tags",
+    "resume": "memory of an engine was brought back: tags",
+}
+"""Kinds of log events that the rules over files read, and the keys of `data`. Other recognisers add their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogEvent:
     """One thing that a log line (or a traceback, which is one event) says. Model text never becomes one."""
