@@ -191,8 +191,32 @@ class Args:
 
     flags: Mapping[str, object] = field(default_factory=dict)
     framework: str = ""
-    """`slime`, `relax`, `rltop`, `verl`, ...; empty where unknown."""
+    """`slime`, `relax`, `rltop`, `verl`, ...; empty where unknown. verl's names keep their dots
+    (`data.train_batch_size`)."""
     where: Where | None = None
+    repeats: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Values of a flag that was given several times with different values, in order; the last one is in `flags`."""
+    words: tuple[str, ...] = ()
+    """What is no flag and no flag's value: the script that was started (`train_async.py`)."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of a flag in `where.source`, where known."""
+
+    def at(self, *names: str) -> tuple[Where, ...]:
+        """Places of the flags that were given, for evidence."""
+        source = self.where.source if self.where else "args"
+        line = self.where.line if self.where else None
+        return tuple(
+            Where(source, self.lines.get(name, line), self._spelt(name)) for name in names if name in self.flags
+        )
+
+    def _spelt(self, name: str) -> str:
+        value = self.flags[name]
+        if "." in name:
+            return f"{name}={value}"
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, list | tuple):
+            return " ".join([flag, *map(str, value)])
+        return flag if value is True else f"{flag} {value}"
 
     def given(self, name: str) -> bool:
         """The flag has a value other than None and the empty string."""
