@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.memory import Opened, open_journal
+from rltop.daemon.publish import Publisher
 from rltop.daemon.server import Server
 from rltop.daemon.sessions import Sessions
 from rltop.daemon.sources import EngineScraper, HttpScrape, Scrape
@@ -37,6 +38,7 @@ from rltop.errors import RltopError
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN
 
 LAG_S = 0.1
+LAST_WORDS_S = 1.0
 LOCK_PATIENCE_S = 0.3
 """Whoever looks whether a run is alive holds its lock for a moment; a start waits that out."""
 
@@ -66,9 +68,15 @@ class Daemon:
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._lag = 0.0
-        opened = open_journal(options.run_dir, on_problem=self._journal_problem_from_thread)
+        opened = open_journal(
+            options.run_dir,
+            on_problem=lambda level, text: self._from_thread(lambda: self._publisher.problem(level, text)),
+            on_written=lambda eseq: self._from_thread(lambda: self._publisher.written(eseq)),
+            on_working=lambda works: self._from_thread(lambda: self._publisher.working(works)),
+        )
         self._journal = opened.journal
         self._core = Core(opened.journal, now=time.time)
+        self._publisher = Publisher(self._core)
         self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists)
         self._verdicts = Verdicts(self._core, checks)
         self._paths = runs.socket_paths(options.run_dir)
@@ -86,6 +94,7 @@ class Daemon:
             verdicts=self._verdicts,
             commands=self._commands,
             journal=opened.journal.path,
+            publisher=self._publisher,
             lag_ms=self._take_lag,
         )
         self._context = zmq.asyncio.Context()
@@ -128,6 +137,9 @@ class Daemon:
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
                 await self._trainer.stop(lambda text: None)
             await self._commands.finish()
+            with contextlib.suppress(TimeoutError):  # the last events are shown too, if the disk takes them soon
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._journal.committed()
             await self._server.goodbye("the daemon stops")
             for task in (*tasks, stopped):
                 task.cancel()
@@ -145,6 +157,7 @@ class Daemon:
         for key, value in restored.state.items():
             core.table.set(key, value)
         core.ring.restore(restored.events, restored.head)
+        self._publisher.begin()
         core.series = opened.series
         self._ingest.restore()
         self._commands.restore(restored.operations)
@@ -179,7 +192,7 @@ class Daemon:
             "run", "info", f"daemon {rltop.__version__} started{again}", "daemon", state=core.table.get("run")["state"]
         )
         for level, text in opened.remarks:
-            self._journal_problem(level, text)
+            core.event("log", level, text, "journal")
 
     def _write_run_json(self) -> None:
         runs.write_run_json(
@@ -228,16 +241,9 @@ class Daemon:
         lag, self._lag = self._lag, 0.0
         return round(lag * 1000, 3)
 
-    def _journal_problem_from_thread(self, level: str, text: str) -> None:
+    def _from_thread(self, what: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon is going, its log says it
-            self._loop.call_soon_threadsafe(self._journal_problem, level, text)
-
-    def _journal_problem(self, level: str, text: str) -> None:
-        self._core.event("log", level, text, "journal")
-        if level == "error":
-            self._core.update("daemon", journal=text)
-        elif "works again" in text:
-            self._core.update("daemon", journal="ok")
+            self._loop.call_soon_threadsafe(what)
 
 
 async def serve(options: DaemonOptions, *, checks: Checks | None) -> int:

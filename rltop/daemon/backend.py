@@ -13,6 +13,7 @@ from rltop.daemon.commands import Commands
 from rltop.daemon.core import Core
 from rltop.daemon.events import Event
 from rltop.daemon.ingest import Ingest
+from rltop.daemon.publish import Publisher
 from rltop.daemon.server import Counters
 from rltop.daemon.sessions import Session
 from rltop.daemon.verdicts import Verdicts
@@ -52,6 +53,7 @@ class DaemonBackend:
         verdicts: Verdicts,
         commands: Commands,
         journal: Path,
+        publisher: Publisher,
         lag_ms: Callable[[], float],
     ) -> None:
         self._core = core
@@ -60,6 +62,7 @@ class DaemonBackend:
         self._verdicts = verdicts
         self._commands = commands
         self._journal = journal
+        self._publisher = publisher
         self._lag_ms = lag_ms
         self._troubles: dict[str, int] = {}
 
@@ -97,7 +100,7 @@ class DaemonBackend:
     async def events(self, query: EventsQuery) -> EventsAnswer:
         """A page of the event log: the ring, and behind it the journal."""
         ring, limit = self._core.ring, max(1, min(query.limit, MAX_EVENTS))
-        hi = ring.head if query.hi is None else query.hi
+        hi = ring.shown if query.hi is None else min(query.hi, ring.shown)
         text = query.text.casefold()
 
         def matches(event: Event) -> bool:
@@ -137,6 +140,7 @@ class DaemonBackend:
     def tick(self, viewers: int, counters: Counters) -> Tick:
         """Bring sources, losses and verdicts up to date."""
         self._core.update("daemon", malformed=counters.malformed, refused=counters.refused)
+        self._publisher.tick()
         self._ingest.tick()
         self._verdicts.refresh()
         return Tick(time=self._core.now(), lag_ms=self._lag_ms(), ages=self._ingest.ages(), viewers=viewers)

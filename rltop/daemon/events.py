@@ -1,4 +1,8 @@
-"""The event log in memory: a ring with a sequence of its own. Never conflated; what fell off is named, not hidden."""
+"""The event log in memory: a ring with a sequence of its own. Never conflated; what fell off is named, not hidden.
+
+With a journal that works the ring is *gated*: an event is added at once but shown to viewers only when `release` says
+that it is on disk. So nothing that anybody saw is lost when the daemon is killed. Without one, `open` shows everything.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,15 @@ Event = dict[str, Any]
 
 
 class EventRing:
-    """The newest `size` events. `head` is the sequence of the newest event, 0 before the first."""
+    """The newest `size` events. `head` is the sequence of the newest event, `shown` of the newest one that viewers may
+    have; both 0 before the first, and equal unless the ring is gated."""
 
-    __slots__ = ("_ring", "head")
+    __slots__ = ("_ring", "gated", "head", "shown")
 
     def __init__(self, size: int = RING_SIZE) -> None:
         self._ring: deque[Event] = deque(maxlen=size)
-        self.head = 0
+        self.gated = False
+        self.head = self.shown = 0
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -38,27 +44,43 @@ class EventRing:
             text = text[:MAX_TEXT] + f" … ({len(text) - MAX_TEXT} more characters)"
         event = {"eseq": self.head, "t": t, "kind": kind, "level": level, "text": text, "source": source, **more}
         self._ring.append(event)
+        if not self.gated:
+            self.shown = self.head
         return event
+
+    def release(self, eseq: int) -> bool:
+        """Every event up to `eseq` may be shown. Returns whether that is news."""
+        if eseq <= self.shown:
+            return False
+        self.shown = min(eseq, self.head)
+        return True
+
+    def open(self) -> None:
+        """Show every event, those to come too, until `gated` is set again."""
+        self.gated = False
+        self.shown = self.head
 
     def restore(self, events: Iterable[Event], head: int) -> None:
         """Fill an empty ring with older events, oldest first; the next event gets `head` + 1."""
         self._ring.extend(events)
-        self.head = head
+        self.head = self.shown = head
 
     def newest(self, count: int) -> list[Event]:
-        """The newest `count` events, oldest first."""
-        return [self._ring[i] for i in range(max(0, len(self._ring) - count), len(self._ring))]
+        """The newest `count` events that may be shown, oldest first."""
+        end = max(0, len(self._ring) - (self.head - self.shown))
+        return [self._ring[i] for i in range(max(0, end - count), end)]
 
     def after(self, eseq: int, limit: int) -> tuple[list[Event], tuple[int, int] | None]:
-        """At most `limit` events after `eseq`, oldest first, and the range (inclusive) that fell off before them."""
-        if eseq >= self.head:
+        """At most `limit` shown events after `eseq`, oldest first, and the range (inclusive) that fell off before."""
+        if eseq >= self.shown:
             return [], None
         first = self.first
-        gap = (eseq + 1, first - 1) if eseq + 1 < first else None
+        gap = (eseq + 1, min(first - 1, self.shown)) if eseq + 1 < first else None
         wanted = self.head - max(eseq, first - 1)
+        take = max(0, min(limit, wanted - (self.head - self.shown)))
         if wanted * 2 < len(self._ring):
             # The usual case is "the last few": a deque is slow in its middle, quick at its ends.
-            found = [self._ring[-back] for back in range(wanted, max(0, wanted - limit), -1)]
+            found = [self._ring[-back] for back in range(wanted, wanted - take, -1)]
         else:
-            found = [event for event in self._ring if event["eseq"] > eseq][:limit]
+            found = [event for event in self._ring if event["eseq"] > eseq][:take]
         return found, gap

@@ -29,7 +29,10 @@ from rltop.daemon.events import Event
 from rltop.errors import RltopError
 
 BATCH_S = 0.05
-"""What a daemon that is killed may lose. A commit costs well under a millisecond: WAL syncs only at checkpoints."""
+"""What a daemon that is killed may lose of state and points. A commit costs well under a millisecond: WAL syncs only at
+checkpoints."""
+EVENT_S = 0.01
+"""An event waits for no more company than this: viewers are shown it when it is written, not before."""
 BATCH_ROWS = 2000
 RETRY_S = 5.0
 BACKLOG_ROWS = 100_000
@@ -88,6 +91,8 @@ class Journal:
 
     on_problem: called from the writer thread with a level (warn, error) and a sentence when writing fails, works again,
         or a row was left out.
+    on_written: called from the writer thread with the sequence of the newest event that is on disk.
+    on_working: called from the writer thread when writing begins to fail (False), and when it works again (True).
     connect: makes the connection (tests inject a failing disk).
     """
 
@@ -97,12 +102,16 @@ class Journal:
         *,
         wal: bool = True,
         on_problem: Callable[[str, str], None] = lambda level, text: None,
+        on_written: Callable[[int], None] = lambda eseq: None,
+        on_working: Callable[[bool], None] = lambda works: None,
         connect: Callable[[Path], sqlite3.Connection] = schema.connect,
         retry_s: float = RETRY_S,
     ) -> None:
         self.path = path
         self._wal = wal
         self._on_problem = on_problem
+        self._on_written = on_written
+        self._on_working = on_working
         self._connect = connect
         self._retry_s = retry_s
         self._queue: queue.SimpleQueue[_Row | _Sync] = queue.SimpleQueue()
@@ -197,13 +206,18 @@ class Journal:
             if failed_at is None or last or time.monotonic() - failed_at >= self._retry_s:
                 problem = self._commit(backlog)
                 if problem is None:
+                    newest = next((row.values[0] for row in reversed(backlog) if row.what == "event"), None)
                     backlog.clear()
+                    if newest is not None:
+                        self._on_written(newest)
                     if failed_at is not None:
                         self._on_problem("warn", f"the journal works again; {lost} rows were lost meanwhile")
+                        self._on_working(True)
                     failed_at, lost = None, 0
                 else:
                     if failed_at is None:
                         self._on_problem("error", f"{problem}; the daemon goes on in memory and tries again")
+                        self._on_working(False)
                     failed_at = time.monotonic()
             for sync in waiting:
                 sync.done(failed_at is None)
@@ -212,8 +226,10 @@ class Journal:
                 return
 
     def _collect(self, backlog: list[_Row], timeout: float | None) -> list[_Sync]:
-        """Move what is queued into the backlog: wait for the first row, then `BATCH_S` for company."""
+        """Move what is queued into the backlog: wait for the first row, then `BATCH_S` for company, `EVENT_S` when an
+        event is among them."""
         deadline: float | None = None
+        hurried = False
         while len(backlog) < BACKLOG_ROWS + BATCH_ROWS:
             left = timeout if deadline is None else deadline - time.monotonic()
             try:
@@ -223,7 +239,11 @@ class Journal:
             if isinstance(item, _Sync):
                 return [item]
             backlog.append(item)
-            if deadline is None:
+            if item.what == "event" and not hurried:
+                hurried = True
+                soon = time.monotonic() + EVENT_S
+                deadline = soon if deadline is None else min(deadline, soon)
+            elif deadline is None:
                 deadline = time.monotonic() + BATCH_S
         return []
 

@@ -43,6 +43,8 @@ def open_journal(
     run_dir: Path,
     *,
     on_problem: Callable[[str, str], None],
+    on_written: Callable[[int], None] = lambda eseq: None,
+    on_working: Callable[[bool], None] = lambda works: None,
     connect: Callable[[Path], sqlite3.Connection] = schema.connect,
 ) -> Opened:
     """Open `<run_dir>/journal.sqlite`, made or migrated if need be, and read it.
@@ -54,7 +56,9 @@ def open_journal(
     remarks: list[tuple[str, str]] = []
     if not wal:
         remarks.append(("warn", f"{run_dir} is on a network disk: the journal does without its write-ahead log"))
-    journal = Journal(path, wal=wal, on_problem=on_problem, connect=connect)
+    journal = Journal(
+        path, wal=wal, on_problem=on_problem, on_written=on_written, on_working=on_working, connect=connect
+    )
     series = SeriesStore()
     restored = replay.Restored([], 0, {}, [])
     records: list[Record] = []

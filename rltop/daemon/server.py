@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,8 +168,9 @@ class Server:
             group.create_task(self._tick())
 
     async def goodbye(self, reason: str) -> None:
-        """Tell every client that the daemon leaves."""
+        """Give every client the last news, whatever its frame rate, and tell it that the daemon leaves."""
         for session in self._sessions:
+            self._frame(session, math.inf)
             self._send(session.ident, "bye", Bye(reason))
         for socket in self._sockets.values():
             socket.linger = 200
@@ -349,14 +351,17 @@ class Server:
             self._wake.clear()
             now = self._clock()
             for session in self._sessions:
-                frame = self._sessions.frame(session, now)
-                if frame is None:
-                    continue
-                if self._send(session.ident, frame.tag, frame.body, seq=frame.seq):
-                    self._sessions.sent(session, frame, now)
-                else:
-                    self._sessions.refused(session, now)
+                self._frame(session, now)
             await asyncio.sleep(0)
+
+    def _frame(self, session: Session, now: float) -> None:
+        frame = self._sessions.frame(session, now)
+        if frame is None:
+            return
+        if self._send(session.ident, frame.tag, frame.body, seq=frame.seq):
+            self._sessions.sent(session, frame, now)
+        else:
+            self._sessions.refused(session, now)
 
     async def _tick(self) -> None:
         while True:

@@ -100,7 +100,7 @@ class Sessions:
             return Err("proto", f"client speaks protocol {low} to {high}, {ours}")
         if hello.role == "control" and socket_role != "control":
             return Err("not-control", "this is the view socket; the control role is on ctl.sock")
-        resumed = hello.epoch == self._epoch and self._table.knows(hello.ver) and hello.eseq <= self._ring.head
+        resumed = hello.epoch == self._epoch and self._table.knows(hello.ver) and hello.eseq <= self._ring.shown
         self._by_ident[ident] = Session(
             ident=ident,
             role=hello.role,
@@ -163,12 +163,12 @@ class Sessions:
         table, ring, seq = self._table, self._ring, session.seq + 1
         if session.sent_ver is None:
             events = ring.newest(SNAP_EVENTS)
-            snap = Snap(ver=table.ver, eseq=ring.head, keys=table.snapshot(session.wants), events=events)
-            return Frame("snap", snap, seq, table.ver, ring.head)
+            snap = Snap(ver=table.ver, eseq=ring.shown, keys=table.snapshot(session.wants), events=events)
+            return Frame("snap", snap, seq, table.ver, ring.shown)
         changed, gone = table.changes(session.sent_ver, session.wants)
         events, gap = ring.after(session.sent_eseq, DELTA_EVENTS)
-        eseq = int(events[-1]["eseq"]) if events else ring.head
-        if not (changed or gone or events or session.forced):
+        eseq = int(events[-1]["eseq"]) if events else ring.shown
+        if not (changed or gone or events or gap or session.forced):
             session.sent_ver = table.ver  # only keys changed that this client does not want
             return None
         delta = Delta(ver=table.ver, eseq=eseq, set=changed, gone=gone, events=events, gap=gap)
@@ -195,7 +195,7 @@ class Sessions:
     def _pending(self, session: Session) -> bool:
         if len(session.in_flight) >= IN_FLIGHT:
             return False
-        behind = session.sent_ver != self._table.ver or session.sent_eseq != self._ring.head
+        behind = session.sent_ver != self._table.ver or session.sent_eseq != self._ring.shown
         return behind or session.forced
 
 

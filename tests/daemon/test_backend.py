@@ -17,6 +17,7 @@ from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.events import MAX_TEXT, EventRing
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.journal import Journal
+from rltop.daemon.publish import Publisher
 from rltop.daemon.trainer_job import adopt_trainer
 from rltop.daemon.verdicts import Verdicts
 from rltop.protocol.messages import EventsQuery, SeriesQuery
@@ -40,6 +41,7 @@ def backend(core: FakeCore, journal: Path) -> DaemonBackend:
         verdicts=Verdicts(core, None),
         commands=Commands(core, actions, epoch="e"),
         journal=journal,
+        publisher=Publisher(core),
         lag_ms=lambda: 0.0,
     )
 
