@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -22,10 +23,21 @@ def evaluate(obs: Observations, thresholds: Thresholds = DEFAULTS, *, rules: Seq
     on.
     """
     by_id = {rule.id: rule for rule in rules}
-    verdicts: list[Verdict] = []
-    for entry in CATALOGUE:
-        verdicts += _run(entry, by_id.get(entry.id), obs, thresholds)
-    return assemble(verdicts)
+    found: dict[str, list[Verdict]] = {}
+    for stage in range(max((rule.stage for rule in rules), default=0) + 1):
+        seen = _seeing(obs, [verdict for verdicts in found.values() for verdict in verdicts]) if stage else obs
+        for entry in CATALOGUE:
+            rule = by_id.get(entry.id)
+            if (rule.stage if rule else 0) == stage:
+                found[entry.id] = _run(entry, rule, seen, thresholds)
+    return assemble(verdict for entry in CATALOGUE for verdict in found[entry.id])
+
+
+def _seeing(obs: Observations, verdicts: list[Verdict]) -> Observations:
+    """The same facts, with what the rules before said; series that were worked out already stay so."""
+    later = dataclasses.replace(obs, verdicts=tuple(verdicts))
+    later.memo.update(obs.memo)
+    return later
 
 
 def assemble(verdicts: Iterable[Verdict]) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rltop.checks.observe import Observations
+from rltop.checks.verdict import FIRING, Verdict
 
 _BASE_MODEL = re.compile(r"(?:^|[-_/.])(?:base|pretrain(?:ed)?|pt)(?:[-_/.]|$)", re.IGNORECASE)
 _LOW_PRECISION = re.compile(r"fp8|int4|w4a16|awq|gptq|nvfp4|mxfp4|e4m3", re.IGNORECASE)
@@ -45,6 +46,16 @@ def low_rank(obs: Observations) -> bool:
 def exp_estimator(obs: Observations) -> bool:
     """The KL loss exponentiates the log-ratio, so one outlier can overflow it."""
     return obs.args.text("kl_loss_type") in ("low_var_kl", "k3")
+
+
+def fires(obs: Observations, *ids: str) -> tuple[Verdict, ...]:
+    """Warn and fail verdicts of these checks, or areas (`weights.*`), among those of the stages before."""
+    return tuple(
+        verdict
+        for verdict in obs.verdicts
+        if verdict.status in FIRING
+        and any(verdict.id == id or (id.endswith(".*") and verdict.id.startswith(id[:-1])) for id in ids)  # noqa: A001
+    )
 
 
 NO_TRAINER = "rollout-only mode has no trainer"

@@ -16,6 +16,7 @@ from rltop.checks.text import TextFacts
 
 if TYPE_CHECKING:
     from rltop.checks import found
+    from rltop.checks.verdict import Verdict
 
 Axis = Literal["rollout", "train"]
 Mode = Literal["full", "rollout-only", "train-only"]
@@ -283,5 +284,7 @@ class Observations:
     """Faults injected on purpose. Shown beside the verdicts; no rule looks at them."""
     launch: bool = False
     """Judged before a launch (`rltop doctor`): nothing has run yet."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What the rules of the stages before said (`registry.Rule.stage`); empty for rules of the first stage."""
     memo: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Series that were worked out from these observations already (`series.points`); empty in every copy."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
-from rltop.checks.observe import EngineSync, Observations, Sample, SyncEvent, TextLine, Where
+from rltop.checks.found import LogEvent
+from rltop.checks.observe import Args, EngineSync, Observations, Sample, SyncEvent, TextLine, Where
 from rltop.checks.series import Point
 from rltop.checks.verdict import Evidence
 
@@ -85,6 +87,36 @@ def mismatches(sync: SyncEvent) -> tuple[EngineSync, ...]:
 
 def of_line(line: TextLine) -> Evidence:
     return _place(line.where, f"log of {line.owner or 'the run'}", line.text)
+
+
+def of_event(event: LogEvent, text: str = "") -> Evidence:
+    """Evidence for a log event: its line, or `text` instead of it."""
+    return Evidence(event.where.source, event.where.line, (text or event.text)[:EVIDENCE_CHARS])
+
+
+def of_flags(args: Args, *names: str) -> tuple[Evidence, ...]:
+    """Evidence for the flags among `names` that were given."""
+    return tuple(Evidence(at.source, at.line, at.text[:EVIDENCE_CHARS]) for at in args.at(*names))
+
+
+def of_place(where: Where, text: str = "") -> Evidence:
+    """Evidence for any place."""
+    return Evidence(where.source, where.line, (text or where.text)[:EVIDENCE_CHARS])
+
+
+def span(seconds: float) -> str:
+    """A duration for a sentence: `45 s`, `12 min`, `3 h 10 min`."""
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock(seconds: float | None) -> str:
+    """A time of day for a sentence, UTC; empty where there is none."""
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
 
 
 def _place(where: Where | None, live: str, text: str) -> Evidence:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rltop.checks.catalogue import CATALOGUE, STEP1, entry_of
 from rltop.checks.evaluate import NO_RULE, assemble, evaluate
+from rltop.checks.facts import fires
 from rltop.checks.observe import EngineSync, MetricRow, Observations, RunStart, SyncEvent, TextLine
 from rltop.checks.registry import RULES, Rule, metric_names
 from rltop.checks.thresholds import DEFAULTS, Thresholds
@@ -146,6 +147,21 @@ def test_a_rule_that_raises_is_isolated_and_named() -> None:
     assert (found.status, found.confidence) == ("skip", "low")
     assert "ZeroDivisionError: division by zero" in found.cause
     assert report.root_causes == ("train.nan",)
+
+
+def test_a_rule_of_a_later_stage_sees_what_the_earlier_ones_said() -> None:
+    def early(seen: Observations, t: Thresholds) -> Iterable[Verdict]:
+        assert seen.verdicts == ()
+        return [Verdict("train.nan", "fail")]
+
+    def late(seen: Observations, t: Thresholds) -> Iterable[Verdict]:
+        assert fires(seen, "train.*") and not fires(seen, "engine.*")
+        return [Verdict("args.kernels", "warn", cause=fires(seen, "train.nan")[0].id)]
+
+    rules = [Rule("args.kernels", late, stage=1), Rule("train.nan", early)]
+    report = evaluate(Observations(), rules=rules)
+    assert [v.cause for v in report.verdicts if v.id == "args.kernels"] == ["train.nan"]
+    assert [v.id for v in report.verdicts] == [entry.id for entry in CATALOGUE]
 
 
 def test_a_rule_that_says_nothing_is_a_skip() -> None:
