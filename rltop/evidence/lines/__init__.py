@@ -1,0 +1,16 @@
+"""What log lines can say: a table of recognisers, by who writes the line."""
+
+from __future__ import annotations
+
+from rltop.evidence.lines import engine, host, ray, trainer
+from rltop.evidence.lines.line import Line, Recogniser
+
+RECOGNISERS: tuple[Recogniser, ...] = (
+    *engine.RECOGNISERS,
+    *trainer.RECOGNISERS,
+    *ray.RECOGNISERS,
+    *host.RECOGNISERS,
+)
+"""All recognisers; a line may match several, and each makes its own event."""
+
+__all__ = ["RECOGNISERS", "Line", "Recogniser"]

@@ -1,0 +1,174 @@
+"""Lines of SGLang servers and the router: requests, batches, start-up, memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rltop.evidence.lines.line import Line, Recogniser
+
+_ACCESS = re.compile(r'"(?P<method>[A-Z]+) (?P<path>/[^ "?]*)[^"]*" (?P<status>\d{3})')
+_BATCH = re.compile(r"(?P<kind>Prefill|Decode) batch[.,\[ ]")
+_FIELD = re.compile(r"#?(?P<name>[A-Za-z][\w ()/-]*?)[:=] ?(?P<value>-?[\d.]+)(?: GB)?(?=,|$|\s)")
+_NAMES = {
+    "new-seq": "new_seq",
+    "new-token": "new_token",
+    "cached-token": "cached_token",
+    "token usage": "token_usage",
+    "full token usage": "token_usage",
+    "running-req": "running_req",
+    "queue-req": "queue_req",
+    "token": "token",
+    "gen throughput (token/s)": "gen_throughput",
+    "avail mem": "avail_gb",
+    "accept len": "accept_len",
+    "accept rate": "accept_rate",
+    "input throughput (token/s)": "input_throughput",
+    "retracted-reqs": "retracted_reqs",
+}
+QUIET_PATHS = ("/generate", "/health", "/health_generate", "/metrics", "/v1/", "/get_", "/server_info", "/model_info")
+"""Requests that come by the thousand and, answered well, say only that the server is alive."""
+
+
+def access(line: Line) -> Mapping[str, object] | None:
+    """`10.0.0.2:4411 - "POST /path HTTP/1.1" 200 OK` of uvicorn: method, path, status."""
+    found = _ACCESS.search(line.text)
+    if found is None:
+        return None
+    return {"method": found["method"], "path": found["path"], "status": int(found["status"])}
+
+
+def _busy(line: Line) -> Mapping[str, object] | None:
+    data = access(line)
+    return data if data and _quiet(data) else None
+
+
+def _notable(line: Line) -> Mapping[str, object] | None:
+    data = access(line)
+    return data if data and not _quiet(data) else None
+
+
+def _quiet(data: Mapping[str, object]) -> bool:
+    return data["status"] == 200 and str(data["path"]).startswith(QUIET_PATHS)
+
+
+def batch_fields(text: str) -> dict[str, object]:
+    """`name: number` pairs of a batch line under rltop's names; GB and tokens as printed."""
+    found: dict[str, object] = {}
+    for match in _FIELD.finditer(text):
+        name = _NAMES.get(match["name"].strip())
+        if name:
+            value = _number(match["value"])
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return None
+
+
+def _batch(kind: str) -> Recogniser:
+    def parse(line: Line) -> Mapping[str, object] | None:
+        found = _BATCH.search(line.text)
+        if found is None or found["kind"].lower() != kind:
+            return None
+        return batch_fields(line.text[found.end() :])
+
+    return Recogniser(kind, (f"{kind.capitalize()} batch",), parse, bulk=True)
+
+
+def _flush_failed(line: Line) -> Mapping[str, object] | None:
+    low = line.text.lower()
+    if "error flushing cache" in low or "flush cache failed" in low or "cache not flushed" in low:
+        return {"message": line.text[:400]}
+    return None
+
+
+_REFUSED = re.compile(r"failed to update|partially updated|update_weights?\w* failed|error updating weights", re.I)
+
+
+def _update_refused(line: Line) -> Mapping[str, object] | None:
+    return {"message": line.text[:400]} if _REFUSED.search(line.text) else None
+
+
+_PAIR = re.compile(r"(?P<key>[A-Za-z_]\w*)=(?P<value>\S+)")
+
+
+def _update_summary(line: Line) -> Mapping[str, object] | None:
+    _, found, rest = line.text.partition("update summary:")
+    if not found:
+        return None
+    pairs: dict[str, object] = {}
+    for match in _PAIR.finditer(rest):
+        number = _number(match["value"].rstrip(",;"))
+        pairs[match["key"]] = match["value"].rstrip(",;") if number is None else number
+    return pairs
+
+
+_MEMORY = re.compile(r"avail(?:able)?[ _]mem(?:ory)?\s*[=:]\s*(?P<gb>\d+(?:\.\d+)?)\s*GB")
+_STAGES = (
+    ("capture", re.compile(r"captur\w+ .*(?:cuda )?graph|cuda graph.*\b(?:begin|end)|Capturing batches", re.I)),
+    ("load", re.compile(r"Load weight (?P<edge>begin|end)", re.I)),
+    ("kv", re.compile(r"KV Cache is allocated|Memory pool end", re.I)),
+    ("ready", re.compile(r"The server is fired up|Application startup complete|Uvicorn running on", re.I)),
+    ("start", re.compile(r"server_args=|Init torch distributed begin|Started server process", re.I)),
+)
+
+
+def _stage(line: Line) -> Mapping[str, object] | None:
+    for name, pattern in _STAGES:
+        if pattern.search(line.text):
+            low = line.text.lower()
+            edge = "begin" if " begin" in low else "end" if " end" in low else ""
+            memory = _MEMORY.search(line.text)
+            data: dict[str, object] = {"stage": name, "edge": edge}
+            return data | ({"avail_gb": float(memory["gb"])} if memory else {})
+    return None
+
+
+_TAGS = re.compile(r"tags?\s*[=:]\s*\[?(?P<tags>[^\]\n]*)\]?")
+
+
+def _memory_call(word: str) -> Recogniser:
+    pattern = re.compile(rf"\b{word}_memory_occupation\b(?!\s+HTTP)", re.I)
+
+    def parse(line: Line) -> Mapping[str, object] | None:
+        if not pattern.search(line.text) or _ACCESS.search(line.text):
+            return None
+        tags = _TAGS.search(line.text)
+        return {"tags": re.findall(r"\w+", tags["tags"]) if tags else []}
+
+    return Recogniser(word, (f"{word}_memory_occupation",), parse)
+
+
+RECOGNISERS: tuple[Recogniser, ...] = (
+    Recogniser("http", ("HTTP/",), _notable),
+    Recogniser("http", ("HTTP/",), _busy, bulk=True),
+    _batch("prefill"),
+    _batch("decode"),
+    Recogniser("flush_failed", ("lush",), _flush_failed),
+    Recogniser("update_refused", ("updat",), _update_refused),
+    Recogniser("update_summary", ("update summary:",), _update_summary),
+    Recogniser(
+        "engine_stage",
+        (
+            "aptur",
+            "Load weight",
+            "KV Cache is allocated",
+            "Memory pool end",
+            "fired up",
+            "Application startup complete",
+            "Uvicorn running",
+            "server_args=",
+            "Init torch distributed begin",
+            "Started server process",
+        ),
+        _stage,
+    ),
+    _memory_call("release"),
+    _memory_call("resume"),
+)

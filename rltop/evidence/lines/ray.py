@@ -1,0 +1,55 @@
+"""Lines of Ray and of the placement of a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rltop.evidence.lines.line import Line, Recogniser
+
+_CREATE = re.compile(r"Creating placement group with (?P<gpus>\d+) GPUs?")
+_WAIT = re.compile(
+    r"Waiting for placement group of (?P<gpus>\d+) GPUs? \(elapsed (?P<elapsed>[\d.]+)s\): "
+    r"(?P<registered>\d+) GPUs? registered with Ray, (?P<available>\d+) available"
+)
+_BUNDLE = re.compile(
+    r"bundle\s+(?P<index>\d+), actual_bundle_index:\s+(?P<actual>\d+), node: (?P<node>\S+?), gpu: (?P<gpu>\d+)"
+)
+_RECOVERED = re.compile(r"Recovered (?P<count>\d+) dead rollout engines")
+
+
+def _create(line: Line) -> Mapping[str, object] | None:
+    found = _CREATE.search(line.text)
+    return {"gpus": int(found["gpus"])} if found else None
+
+
+def _wait(line: Line) -> Mapping[str, object] | None:
+    found = _WAIT.search(line.text)
+    if found is None:
+        return None
+    return {
+        "gpus": int(found["gpus"]),
+        "elapsed_s": float(found["elapsed"]),
+        "registered": int(found["registered"]),
+        "available": int(found["available"]),
+    }
+
+
+def _bundle(line: Line) -> Mapping[str, object] | None:
+    found = _BUNDLE.search(line.text)
+    if found is None:
+        return None
+    return {"index": int(found["index"]), "node": found["node"], "gpu": int(found["gpu"])}
+
+
+def _recovered(line: Line) -> Mapping[str, object] | None:
+    found = _RECOVERED.search(line.text)
+    return {"count": int(found["count"])} if found else None
+
+
+RECOGNISERS: tuple[Recogniser, ...] = (
+    Recogniser("placement_create", ("Creating placement group",), _create),
+    Recogniser("placement_wait", ("Waiting for placement group",), _wait),
+    Recogniser("placement_bundle", ("actual_bundle_index",), _bundle),
+    Recogniser("recovered", ("dead rollout engines",), _recovered),
+)

@@ -1,0 +1,11 @@
+"""The table of all readers, in the order in which they are asked: by name first, then by content.
+
+A new kind of evidence is a reader in a module of its own and one entry here.
+"""
+
+from __future__ import annotations
+
+from rltop.evidence.sink import Reader
+
+READERS: tuple[Reader, ...] = ()
+"""Directories first: what a directory reader claims is not offered to the others."""
