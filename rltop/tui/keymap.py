@@ -73,7 +73,13 @@ class Key(Struct, frozen=True, kw_only=True):
 
 
 KEYS: tuple[Key, ...] = (
-    Key(action="quit", keys=("q",), short="quit", help="Leave the dashboard; the run goes on", footer=90),
+    Key(
+        action="quit",
+        keys=("q",),
+        short="quit",
+        help="Leave the dashboard; a demo ends with it, any other run goes on",
+        footer=55,
+    ),
     Key(
         action="help",
         keys=("question_mark", "f1"),

@@ -206,13 +206,16 @@ def coarse_age(seconds: float) -> str:
 
 
 def plain(value: Any) -> str:
-    """A JSON value of the run in words: `a 1, b 2` for maps, numbers as `num`, text as it is (not cleaned)."""
+    """A JSON value of the run in words: `a 1, b 2` for maps, integers whole (they are counts, ids, sizes that people
+    compare), other numbers as `num`, text as it is (not cleaned)."""
     match value:
         case None:
             return "-"
         case bool():
             return "yes" if value else "no"
-        case int() | float():
+        case int():
+            return str(value)
+        case float():
             return num(value)
         case dict():
             return ", ".join(f"{key} {plain(item)}" for key, item in value.items())

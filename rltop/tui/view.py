@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -35,6 +36,13 @@ class Frame(Struct, frozen=True, kw_only=True):
     def safe(self, text: object) -> str:
         """Text of the run as one printable line."""
         return clean(text, ascii_only=self.glyphs.ascii_only, newline=self.glyphs.newline)
+
+    def stamp(self, when: object) -> str:
+        """`HH:MM:SS` of a wall time that a run sent; dashes for what is no time on any calendar."""
+        if isinstance(when, int | float) and not isinstance(when, bool):
+            with suppress(ValueError, OverflowError, OSError):
+                return self.clock(when)
+        return "--:--:--"
 
     def since(self, when: float | None) -> float | None:
         """Seconds from a server time to now."""

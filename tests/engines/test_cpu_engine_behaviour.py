@@ -220,10 +220,11 @@ async def test_an_update_waits_for_what_runs_and_holds_what_comes(client: AsyncE
 
 async def test_health_of_a_paused_engine_is_bad(engine: Engine) -> None:
     client = connect(engine)
-    engine.health_timeout_s = 0.05
     assert await client.health()
     await client.pause()
+    patience, engine.health_timeout_s = engine.health_timeout_s, 0.05
     assert not await client.health()
+    engine.health_timeout_s = patience
     await client.resume_generation()
     assert await client.health()
 

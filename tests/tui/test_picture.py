@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rltop.checks.catalogue import STEP1
+from rltop.tui.app import local_clocks
 from rltop.tui.picture import (
     CHARTS,
     FIRST_STEP,
@@ -307,3 +308,8 @@ def test_nothing_that_a_run_sends_breaks_a_pane(
         view.badge(now)
         for char in plain_text(rows) + view.selection(now):
             assert char.isprintable() or char in "\n\t"
+
+
+@pytest.mark.parametrize("when", [float("inf"), float("nan"), 1e300, -1e300, True, None, "soon"])
+def test_a_time_on_no_calendar_is_dashes(when: object) -> None:
+    assert Frame(state={}, link=Link("live", 0.0), clock=local_clocks().stamp).stamp(when) == "--:--:--"

@@ -121,7 +121,7 @@ class EventsView(Struct):
             return ""
         event = items[self.picker.index([item.key for item in items])].event
         when = event.get("t")
-        stamp = frame.clock(when) if isinstance(when, int | float) else "-"
+        stamp = frame.stamp(when)
         lines = clean_lines(event.get("text", ""), ascii_only=frame.glyphs.ascii_only)
         return f"{stamp} {frame.safe(event.get('level', ''))} {frame.safe(event.get('kind', ''))} " + "\n".join(lines)
 
@@ -160,7 +160,7 @@ def _event_row(event: Mapping[str, Any], frame: Frame) -> Row:
     level = str(event.get("level", "info"))
     style = status_style(level) if level in ("warn", "error") else "faint" if level == "debug" else "note"
     when = event.get("t")
-    stamp = frame.clock(when) if isinstance(when, int | float) else "--:--:--"
+    stamp = frame.stamp(when)
     word = f"{level.upper()} " if level == "error" else f"{level} " if level == "warn" else ""
     kind, text = frame.safe(event.get("kind", "")), _headline(event, frame)
     told = kind == "log" or text.lower().startswith(kind)

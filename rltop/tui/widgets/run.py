@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from rltop.tui.picture import under
+from rltop.tui.picture import run_view, under
 from rltop.tui.rows import Row, extend, restyle
 from rltop.tui.text import age, plain, wrap
 from rltop.tui.view import Frame, Picker, matches
@@ -95,10 +95,11 @@ def _all(frame: Frame) -> Iterator[_Fact]:
     """Most wanted first."""
     run = frame.state.get("run")
     run = run if isinstance(run, Mapping) else {}
-    for name in run.get("injected_faults") or ():
-        yield "injected fault", str(name), "warn"
-    for name in run.get("stand_ins") or ():
-        yield "stand-in", str(name), "accent"
+    known = run_view(frame.state)
+    for name in known.faults:
+        yield "injected fault", name, "warn"
+    for name in known.stand_ins:
+        yield "stand-in", name, "accent"
     for label, key in (
         ("backend", "backend"),
         ("ended with", "text"),
@@ -118,8 +119,9 @@ def _all(frame: Frame) -> Iterator[_Fact]:
         yield "operation", " ".join(told), "warn" if op.get("state") == "failed" else "text"
     trainer = frame.state.get("trainer")
     if isinstance(trainer, Mapping):
-        known = {key: value for key, value in trainer.items() if value not in (None, "")}
-        yield "trainer process", plain(known), "text"
+        # `create_time` tells the process from another with its pid; it says nothing to people.
+        told = {key: value for key, value in trainer.items() if value not in (None, "") and key != "create_time"}
+        yield "trainer process", plain(told), "text"
     args = run.get("args")
     if isinstance(args, Mapping):
         for key in sorted(args, key=str):
