@@ -155,7 +155,8 @@ def test_a_rule_of_a_later_stage_sees_what_the_earlier_ones_said() -> None:
         return [Verdict("train.nan", "fail")]
 
     def late(seen: Observations, t: Thresholds) -> Iterable[Verdict]:
-        assert fires(seen, "train.*") and not fires(seen, "engine.*")
+        assert fires(seen, "train.*")
+        assert not fires(seen, "engine.*")
         return [Verdict("args.kernels", "warn", cause=fires(seen, "train.nan")[0].id)]
 
     rules = [Rule("args.kernels", late, stage=1), Rule("train.nan", early)]
