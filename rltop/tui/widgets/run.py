@@ -120,8 +120,8 @@ def _all(frame: Frame) -> Iterator[_Fact]:
     trainer = frame.state.get("trainer")
     if isinstance(trainer, Mapping):
         # `create_time` tells the process from another with its pid; it says nothing to people.
-        told = {key: value for key, value in trainer.items() if value not in (None, "") and key != "create_time"}
-        yield "trainer process", plain(told), "text"
+        facts = {key: value for key, value in trainer.items() if value not in (None, "") and key != "create_time"}
+        yield "trainer process", plain(facts), "text"
     args = run.get("args")
     if isinstance(args, Mapping):
         for key in sorted(args, key=str):
