@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rltop.evidence.lines import engine, host, ray, trainer
+from rltop.evidence.lines import engine, faults, host, progress, ray, trainer
 from rltop.evidence.lines.line import Line, Recogniser
 
 RECOGNISERS: tuple[Recogniser, ...] = (
@@ -10,6 +10,8 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *trainer.RECOGNISERS,
     *ray.RECOGNISERS,
     *host.RECOGNISERS,
+    *faults.RECOGNISERS,
+    *progress.RECOGNISERS,
 )
 """All recognisers; a line may match several, and each makes its own event."""
 
