@@ -13,6 +13,7 @@ import pytest
 
 from rltop import runs
 from rltop.errors import RltopError
+from rltop.runs import places
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0
@@ -26,7 +27,7 @@ overlay /over fuse.fuse-overlayfs rw 0 0
 
 @pytest.fixture(autouse=True)
 def _own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_shared_base", lambda: tmp_path / "shared")
+    monkeypatch.setattr(places, "shared_base", lambda: tmp_path / "shared")
     monkeypatch.delenv("RLTOP_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -61,12 +62,12 @@ def test_rltop_dir_wins_over_everything(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_network_home_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "on_network_disk", lambda path: "state" in path.parts or ".local" in path.parts)
+    monkeypatch.setattr(places, "on_network_disk", lambda path: "state" in path.parts or ".local" in path.parts)
     assert runs.runs_root() == tmp_path / "shared" / "runs"
 
 
 def test_nowhere_to_write_names_every_place_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "on_network_disk", lambda path: True)
+    monkeypatch.setattr(places, "on_network_disk", lambda path: True)
     with pytest.raises(RltopError) as caught:
         runs.runs_root()
     assert str(tmp_path / "state") in caught.value.why
