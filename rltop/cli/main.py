@@ -2,29 +2,46 @@
 
 Exit codes are API: 0 done, 1 the run or a check failed or the daemon can not be reached, 2 the input is at fault,
 130 interrupted, 141 whoever read stdout went away.
+
+stdout is data: a command whose data could not be written (a full disk, a closed descriptor) has failed, whatever it
+did before, and says so in one line. stderr is narration: when it fails nobody is told, because nobody could be.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections.abc import Sequence
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+UNWRITTEN = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. argv: without the program's name, default `sys.argv[1:]`."""
-    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(args)
+        return _answered(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _answered(args: list[str]) -> int:
+    from rltop.cli.stdout import StdoutLost, forget_stdout, watch_stdout
+
+    try:
+        watch_stdout()
+        code = _run(args)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at its end, and must not find the broken pipe there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        forget_stdout()
         return BROKEN_PIPE
+    except StdoutLost as lost:
+        forget_stdout()
+        with contextlib.suppress(OSError):
+            print(f"rltop: stdout: cannot write the answer\n  why: {lost}", file=sys.stderr)
+        return UNWRITTEN
 
 
 def _run(args: list[str]) -> int:
@@ -36,11 +53,10 @@ def _run(args: list[str]) -> int:
             return _train(args[1:])
         from rltop.cli.app import dispatch
 
-        code = dispatch(args)
-        sys.stdout.flush()
-        return code
+        return dispatch(args)
     except RltopError as error:
-        print(f"rltop: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"rltop: {error}", file=sys.stderr)
         return error.exit_code
 
 

@@ -32,7 +32,9 @@ def plain(value: Any) -> Any:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on stdout, `schema` first."""
-    print(json.dumps(plain({"schema": SCHEMA, **value}), ensure_ascii=False, indent=2, allow_nan=False))
+    # A stdout that is not UTF-8 gets ASCII: JSON has its own escapes, the stream's would make it no JSON.
+    wide = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(plain({"schema": SCHEMA, **value}), ensure_ascii=not wide, indent=2, allow_nan=False))
 
 
 def note(text: str) -> None:
