@@ -107,6 +107,7 @@ def proxy(
     run: RunName = None,
     stdio: Annotated[bool, typer.Option("--stdio", help="Over stdin and stdout (the only way there is).")] = False,
     role: Annotated[Literal["view", "control"], typer.Option(help="Which socket of the run.")] = "view",
+    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="This very run directory.")] = None,
 ) -> int:
     """The wire over stdin and stdout, for attach ssh://.
 
@@ -116,7 +117,7 @@ def proxy(
         raise RltopError("say what to carry the wire over", where="proxy", do="rltop proxy --stdio")
     from rltop.cli.proxy import proxy as run_proxy
 
-    return run_proxy(run, role)
+    return run_proxy(run, role, run_dir=run_dir)
 
 
 @app.command()

@@ -35,11 +35,11 @@ class Place:
 
     @property
     def patience_s(self) -> float:
-        """Longest wait for the first state."""
-        return REMOTE_S if self.remote else LOCAL_S
+        """Longest wait for the first state. A dead run's journal may be long."""
+        return LOCAL_S if not self.remote and find_run(self.target).alive else REMOTE_S
 
     def client(self, *, role: Role = "view", name: str = "", fps: float = 2.0, want: Sequence[str] = ("*",)) -> Client:
-        """A client, not yet running. Raises RltopError: no such run, it is not running, not a target."""
+        """A client, not yet running. Raises RltopError: no such run, control of a dead one, not a target."""
         if self.remote:
             return ssh_client(
                 self.target or "",
@@ -50,17 +50,20 @@ class Place:
                 fps=fps,
                 want=want,
             )
-        return local_client(living_run(self.target), role=role, name=name, fps=fps, want=want)
+        run = find_run(self.target)
+        if role == "control" and not run.alive:
+            raise not_running(run)
+        return local_client(run, role=role, name=name, fps=fps, want=want)
 
 
-def living_run(name: str | None) -> RunInfo:
-    """Raises RltopError when there is no such run or it has no daemon."""
-    run = find_run(name)
-    if not run.alive:
-        raise RltopError(
-            f"run {run.name!r} is not running", where=str(run.path), why="its daemon is gone", do="rltop ps --all"
-        )
-    return run
+def not_running(run: RunInfo) -> RltopError:
+    """What is said to whoever wants to act on a dead run."""
+    return RltopError(
+        f"run {run.name!r} is not running: there is nothing to control",
+        where=str(run.path),
+        why="its daemon is gone",
+        do=f"rltop attach {run.name} shows what it left",
+    )
 
 
 @contextlib.asynccontextmanager

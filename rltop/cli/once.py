@@ -71,6 +71,10 @@ def _header(mirror: Mirror) -> list[str]:
     if run.get("started"):
         head.append(f"for {age((run.get('ended') or now) - run['started'])}")
     lines = [clean("  ".join(head))]
+    archive = mirror.state.get("archive")
+    if archive:
+        over = f"ended {age(now - archive['ended'])} ago" if archive.get("ended") else "has no daemon any more"
+        lines.append(clean(f"  it {over}; this is what its journal holds: {archive.get('path', '')}"))
     if run.get("text"):
         lines.append(clean(f"  {run['text']}"))
     if phase.get("name"):

@@ -31,11 +31,11 @@ def watch_stdout() -> None:
 
     Raises StdoutLost when it is closed already: `print` would drop everything and say nothing.
     """
+    old = sys.__stdout__
     if sys.stdout is None:
         raise StdoutLost("it is closed")
-    if sys.stdout is not sys.__stdout__:
+    if old is None or sys.stdout is not old:
         return
-    old = sys.stdout
     unbuffered = old.line_buffering or getattr(old, "write_through", False)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Raw(old.fileno(), "wb", closefd=False)),

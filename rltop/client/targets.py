@@ -68,19 +68,38 @@ def parse_ssh_target(target: str) -> SshTarget:
 def local_client(
     run: RunInfo, *, role: Role = "view", name: str = "", fps: float = 2.0, want: Sequence[str] = ("*",)
 ) -> Client:
-    """Client of a run on this machine, over its view or control socket."""
+    """Client of a run on this machine, over its view or control socket; of a dead one over an archive of its own.
+
+    Each connection looks anew: a daemon that goes while somebody looks leaves its journal to look at, and one that
+    takes up the run is what counts again.
+    """
 
     async def dial() -> Transport:
         from rltop.client.sockets import SocketTransport
 
         # A daemon that was started again may have other sockets, and may still be on its way.
         now = read_run(run.path) or run
+        if not now.alive and role != "control":
+            return await _open_archive(now)
         address = now.sockets.get("ctl" if role == "control" else "view")
         if address is None:
             raise ConnectionLost(f"the daemon of run {run.name} is still starting")
         return SocketTransport(address)
 
     return Client(dial, role=role, name=name, fps=fps, want=want)
+
+
+async def _open_archive(run: RunInfo) -> Transport:
+    """A process of our own that serves the run's journal."""
+    from rltop.client.pipe import open_pipe
+
+    def explain(status: int, stderr: str, noise: str) -> ConnectionLost:
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        said = _our_error(lines) or (lines[-1] if lines else f"the archive ended with status {status}")
+        return ConnectionLost(said, final=True)
+
+    argv = [sys.executable, "-m", "rltop", "proxy", "--stdio", "--run-dir", str(run.path)]
+    return await open_pipe(argv, explain, sync_timeout_s=None, own_session=True)
 
 
 def ssh_client(

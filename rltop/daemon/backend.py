@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 from collections.abc import Callable
 from pathlib import Path
 
-from rltop.daemon import replay
 from rltop.daemon.commands import Commands
 from rltop.daemon.core import Core
-from rltop.daemon.events import Event
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.publish import Publisher
+from rltop.daemon.queries import answer_events, answer_series
 from rltop.daemon.server import Counters
 from rltop.daemon.sessions import Session
 from rltop.daemon.verdicts import Verdicts
@@ -28,14 +26,6 @@ from rltop.protocol.messages import (
     SeriesQuery,
     Tick,
 )
-
-MAX_SERIES_KEYS = 500
-MAX_SERIES_POINTS = 300_000
-"""Buckets in one answer, over all keys: 24 bytes each, so that it stays well below the limit of a message."""
-MAX_EVENTS = 2000
-MAX_EVENT_CHARACTERS = 2_000_000
-"""Text in one answer: at most 8 of the 16 MiB of a message, whatever the script."""
-_COLUMNS = ("step", "min", "max", "last", "nan")
 
 
 class DaemonBackend:
@@ -81,53 +71,12 @@ class DaemonBackend:
         self._ingest.malformed(why)
 
     async def series(self, query: SeriesQuery) -> tuple[SeriesAnswer, list[bytes]]:
-        """Bucketed history; yields between keys, because one answer may touch millions of points."""
-        cols: dict[str, dict[str, int]] = {}
-        missing: list[str] = []
-        blobs: list[bytes] = []
-        keys = list(dict.fromkeys(query.keys))[:MAX_SERIES_KEYS]
-        buckets = min(query.buckets, MAX_SERIES_POINTS // max(1, len(keys)))
-        for key in keys:
-            found = self._core.series.query(key, query.lo, query.hi, buckets)
-            if found is None:
-                missing.append(key)
-                continue
-            cols[key] = {"n": len(found.step), **{name: len(blobs) + i for i, name in enumerate(_COLUMNS)}}
-            blobs += found.blobs()
-            await asyncio.sleep(0)
-        return SeriesAnswer(cols, missing), blobs
+        """Bucketed history."""
+        return await answer_series(self._core.series, query)
 
     async def events(self, query: EventsQuery) -> EventsAnswer:
         """A page of the event log: the ring, and behind it the journal."""
-        ring, limit = self._core.ring, max(1, min(query.limit, MAX_EVENTS))
-        hi = ring.shown if query.hi is None else min(query.hi, ring.shown)
-        text = query.text.casefold()
-
-        def matches(event: Event) -> bool:
-            return (
-                query.lo <= event["eseq"] <= hi
-                and (not query.kinds or event["kind"] in query.kinds)
-                and text in event["text"].casefold()
-            )
-
-        found = [event for event in ring.newest(len(ring)) if matches(event)]
-        more = len(found) > limit
-        found = found[-limit:]
-        oldest = ring.first
-        if not more and query.lo < oldest and oldest > 1:
-            older, more = await asyncio.to_thread(
-                replay.older_events,
-                self._journal,
-                lo=query.lo,
-                hi=min(hi, oldest - 1),
-                kinds=query.kinds,
-                text=query.text,
-                limit=limit,
-            )
-            more = more or len(older) + len(found) > limit
-            found = [*older, *found][-limit:]
-        kept = _newest_within(found, MAX_EVENT_CHARACTERS)
-        return EventsAnswer(kept, more or len(kept) < len(found))
+        return await answer_events(self._core.ring, self._journal, query)
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Take an operator's command."""
@@ -152,14 +101,6 @@ class DaemonBackend:
         if self._troubles[text] == 1 and len(self._troubles) <= 50:
             self._core.event("log", "error", text, "daemon")
         self._core.update("daemon", faults=sum(self._troubles.values()))
-
-
-def _newest_within(events: list[Event], characters: int) -> list[Event]:
-    for index in range(len(events) - 1, -1, -1):
-        characters -= len(events[index]["text"])
-        if characters < 0:
-            return events[index + 1 :]
-    return events
 
 
 def who(declared: str) -> str:

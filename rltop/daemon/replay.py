@@ -81,7 +81,7 @@ def _event(row: Sequence[Any]) -> Event:
 
 
 def older_events(
-    path: Path, *, lo: int, hi: int, kinds: Sequence[str], text: str, limit: int
+    path: Path, *, lo: int, hi: int, kinds: Sequence[str], text: str, limit: int, immutable: bool = False
 ) -> tuple[list[Event], bool]:
     """The newest `limit` matching events with lo <= eseq <= hi, oldest first, and whether earlier ones matched too.
 
@@ -95,7 +95,7 @@ def older_events(
     if text:
         where.append("instr(fold(text), ?)")
         values.append(text.casefold())
-    with closing(schema.connect(path, read_only=True)) as connection:
+    with closing(schema.connect(path, read_only=True, immutable=immutable)) as connection:
         connection.create_function("fold", 1, lambda value: str(value).casefold(), deterministic=True)
         rows = connection.execute(
             f"SELECT * FROM events WHERE {' AND '.join(where)} ORDER BY eseq DESC LIMIT ?", (*values, limit + 1)

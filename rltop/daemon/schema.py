@@ -57,9 +57,12 @@ MIGRATIONS: Sequence[Migration] = (_VERSION_1,)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection in autocommit mode (transactions are written out), usable from any one thread at a time."""
-    mode = "ro" if read_only else "rwc"
+def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode (transactions are written out), usable from any one thread at a time.
+
+    immutable: nobody writes to the file, so it is read without a lock and without an index file beside it.
+    """
+    mode = ("ro" if read_only else "rwc") + ("&immutable=1" if immutable else "")
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
     )
@@ -73,14 +76,7 @@ def prepare(
     wal: use write-ahead logging; False on network disks, where its shared memory does not work.
     Raises RltopError for a newer journal or a file that is none; sqlite3.Error when the disk or the file is broken.
     """
-    found = version(connection, path)
-    if found > len(migrations):
-        raise RltopError(
-            "this journal was written by a newer rltop",
-            where=str(path),
-            why=f"its schema version is {found}, this build reads up to {len(migrations)}",
-            do="pip install --upgrade rltop, or start the run under another name",
-        )
+    found = readable_version(connection, path, len(migrations))
     connection.execute(f"PRAGMA journal_mode={'WAL' if wal else 'TRUNCATE'}")
     # Safe against the death of the process at any moment; a power cut may lose the last transactions, not the file.
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -95,6 +91,19 @@ def prepare(
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+    return found
+
+
+def readable_version(connection: sqlite3.Connection, path: Path, newest: int = SCHEMA_VERSION) -> int:
+    """As `version`. Raises RltopError for a journal of a newer rltop too."""
+    found = version(connection, path)
+    if found > newest:
+        raise RltopError(
+            "this journal was written by a newer rltop",
+            where=str(path),
+            why=f"its schema version is {found}, this build reads up to {newest}",
+            do="pip install --upgrade rltop, or start the run under another name",
+        )
     return found
 
 

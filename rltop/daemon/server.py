@@ -95,7 +95,7 @@ class Backend(Protocol):
 
 
 class Server:
-    """Binds and serves the three sockets of a run.
+    """Binds and serves the sockets of a run: those that have a path; `view` always.
 
     clock: monotonic seconds, for leases and frame rates. wall: wall clock, for `welcome`.
     """
@@ -161,9 +161,11 @@ class Server:
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ingest(self._sockets["ingest"]))
+            if "ingest" in self._sockets:
+                group.create_task(self._ingest(self._sockets["ingest"]))
             group.create_task(self._clients("view"))
-            group.create_task(self._clients("control"))
+            if "ctl" in self._sockets:
+                group.create_task(self._clients("control"))
             group.create_task(self._flush())
             group.create_task(self._tick())
 

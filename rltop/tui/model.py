@@ -166,4 +166,5 @@ class Model:
             viewers=tick.viewers if tick is not None else 0,
             lag_ms=tick.lag_ms if tick is not None else 0.0,
             paused_s=now - self._frozen_at if self._frozen is not None else None,
+            archive="archive" in client.mirror.state,
         )

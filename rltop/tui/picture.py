@@ -141,6 +141,8 @@ class Link(Struct, frozen=True):
     viewers: int = 0
     lag_ms: float = 0.0
     paused_s: float | None = None
+    archive: bool = False
+    """There is no daemon any more: this is what the run's journal holds."""
 
     @property
     def lost(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -92,9 +93,50 @@ def test_an_interrupt_is_130_without_a_traceback(runs_dir: Path) -> None:
     assert (process.returncode, out, err) == (130, "", "")
 
 
-def test_a_dead_run_is_said(runs_dir: Path) -> None:
+def test_a_dead_run_that_left_nothing_is_said(runs_dir: Path) -> None:
     with spec_daemon():
         pass
     ended = rltop("get", "snapshot", "--run", "cedar-1")
-    assert ended.returncode == 2
-    assert "run 'cedar-1' is not running" in ended.stderr
+    assert ended.returncode == 1
+    assert "run 'cedar-1' left no journal" in ended.stderr
+    controlled = rltop("proxy", "--stdio", "--role", "control", "cedar-1")
+    assert controlled.returncode == 2
+    assert "run 'cedar-1' is not running: there is nothing to control" in controlled.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "args", ["ps", "ps --json", "ps --all --json", "--help", "get --help", "--version", "attach --once", "down --help"]
+)
+def test_a_stdout_that_takes_nothing_is_one_error(args: str, unbuffered: str, runs_dir: Path) -> None:
+    with spec_daemon(), open("/dev/full", "w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rltop", *args.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "rltop: stdout: cannot write the answer\n  why: No space left on device\n"
+
+
+def test_a_closed_stdout_is_one_error(runs_dir: Path) -> None:
+    command = f"{sys.executable} -m rltop ps --json >&-"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "rltop: stdout: cannot write the answer\n  why: it is closed\n"
+
+
+def test_json_is_json_on_a_stdout_that_is_no_utf8(runs_dir: Path) -> None:
+    def fill(model: ModelDaemon) -> None:
+        model.set("run", {"name": "cedar-1", "text": "Überlauf"})
+
+    with spec_daemon(fill=fill):
+        ended = rltop("get", "snapshot", "--json", env={"PYTHONIOENCODING": "ascii"})
+        plain = rltop("attach", "--once", env={"PYTHONIOENCODING": "ascii"})
+    assert json.loads(ended.stdout)["state"]["run"]["text"] == "Überlauf"
+    assert plain.returncode == 0
+    assert "berlauf" in plain.stdout

@@ -131,7 +131,7 @@ async def test_a_client_comes_back_after_the_daemon_was_started_again(runs_dir: 
         await until(client, lambda: client.status == "lost")
         assert client.problem.endswith(": the daemon of run 'cedar-1' went away")
         assert client.mirror.state["run"]["name"] == "cedar-1"
-        await until(client, lambda: "is not running" in client.problem)
+        await until(client, lambda: "left no journal" in client.problem)
         with spec_daemon():
             await until(client, lambda: client.status == "live")
             assert client.mirror.epoch != first

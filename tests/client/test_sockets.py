@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +17,7 @@ import zmq.asyncio
 from rltop.client import Client, ConnectionLost, local_client
 from rltop.client.sockets import SocketTransport
 from rltop.protocol.codec import decode
-from rltop.runs import RunInfo, write_run_json
+from rltop.runs import RunInfo, acquire_lock, write_run_json
 from tests.client.model import ModelDaemon
 from tests.client.waiting import until
 
@@ -81,18 +82,22 @@ async def test_a_local_client_is_live_and_notices_the_end_of_the_daemon_at_once(
 
 async def test_a_daemon_started_again_on_other_sockets_is_found(folder: Path) -> None:
     write_run_json(folder, {"sockets": {"view": f"ipc://{folder}/second"}})
+    lock = acquire_lock(folder)
     async with (
         serving(folder / "second", ModelDaemon()),
         running(local_client(run_info(folder, folder / "first"))) as client,
     ):
         await client.wait_live(10)
+    os.close(lock)
 
 
 async def test_a_daemon_without_sockets_yet_is_still_starting(folder: Path) -> None:
     write_run_json(folder, {})
+    lock = acquire_lock(folder)
     async with running(local_client(run_info(folder, folder / "first"))) as client:
         await client.wait_change()
         assert client.problem == "the daemon of run cedar-1 is still starting"
+    os.close(lock)
 
 
 async def test_a_cancelled_receive_loses_no_message(folder: Path) -> None:

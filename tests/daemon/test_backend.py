@@ -12,12 +12,13 @@ import psutil
 import pytest
 
 from rltop.daemon import schema
-from rltop.daemon.backend import MAX_EVENT_CHARACTERS, DaemonBackend
+from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.events import MAX_TEXT, EventRing
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.journal import Journal
 from rltop.daemon.publish import Publisher
+from rltop.daemon.queries import MAX_EVENT_CHARACTERS
 from rltop.daemon.trainer_job import adopt_trainer
 from rltop.daemon.verdicts import Verdicts
 from rltop.protocol.messages import EventsQuery, SeriesQuery

@@ -80,6 +80,8 @@ def link_row(link: Link, glyphs: Glyphs, *, control: bool) -> Row:
         row.append((f"{glyphs.lost} lost, picture is {age(link.age_s)} old", "bad"))
     elif link.status == "connecting":
         row.append((f"{glyphs.wait} connecting", "warn"))
+    elif link.archive:
+        row.append((f"{glyphs.skip} no daemon, from its journal", "accent"))
     elif link.quiet:
         row.append((f"{glyphs.live} live", "ok"))
         row.append((f", run quiet for {age(link.quiet_s or 0.0)}", "warn"))
@@ -127,10 +129,12 @@ def _bar(share: float, glyphs: Glyphs) -> list[tuple[str, str]]:
 
 
 def _loud(run: RunView, frame: Frame) -> Row:
-    """What everybody must know before believing a number: why the connection is gone, which faults were injected."""
+    """What everybody must know before believing a number: why the connection or the run is gone, injected faults."""
     problem: Row = ()
     if frame.link.problem and (frame.link.lost or frame.link.status == "connecting"):
         problem = ((f" {frame.safe(frame.link.problem)}", "warn"),)
+    elif frame.link.archive and run.text and run.state in ("failed", "lost", "interrupted"):
+        problem = ((f" {frame.safe(run.text)}", "warn"),)
     faults: Row = ()
     if run.faults:
         count = f"{len(run.faults)} " if len(run.faults) > 1 else ""

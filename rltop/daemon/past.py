@@ -1,0 +1,149 @@
+"""The journal of a run whose daemon is gone: opened without changing it, and what it says of the run's end.
+
+Failure policy: nothing in the run directory is written. A write-ahead log that a killed daemon left is read where it
+lies when SQLite can (its index beside it must be writable), else in a private copy; so is a journal of an older schema,
+which is migrated in the copy. What cannot be read is one RltopError that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rltop.daemon import schema
+from rltop.daemon.trainer_job import adopt_trainer
+from rltop.errors import RltopError
+
+DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
+"""What reading a broken journal raises."""
+COPY_PREFIX = "rltop-past-"
+_OVER = frozenset({"done", "failed", "interrupted", "lost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """An opened journal of a dead run."""
+
+    connection: sqlite3.Connection
+    path: Path
+    """The file that is read: the run's own, or a copy that lives as long as this."""
+    immutable: bool
+    """Nothing writes to it, so SQLite needs no lock and no index file."""
+
+
+@contextlib.contextmanager
+def open_past(run_dir: Path, *, temp: Path | None = None) -> Iterator[Past]:
+    """The journal of a dead run. temp: where a copy may lie, default the system's temporary directory.
+
+    Raises RltopError: there is none, it is of a newer rltop, it is damaged.
+    """
+    path = run_dir / "journal.sqlite"
+    if not path.is_file():
+        raise RltopError(
+            f"run {run_dir.name!r} left no journal",
+            where=str(run_dir),
+            why="its daemon died before it wrote one, or the file was removed",
+            exit_code=1,
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            yield _open(path, temp, stack)
+        except DAMAGE as error:
+            raise RltopError(
+                "cannot read the journal",
+                where=str(path),
+                why=f"{error}",
+                do=f"rltop check {run_dir} reads the logs beside it",
+                exit_code=1,
+            ) from error
+
+
+def _open(path: Path, temp: Path | None, stack: contextlib.ExitStack) -> Past:
+    unfinished = any(_size(path.with_name(path.name + suffix)) for suffix in ("-wal", "-journal"))
+    if not unfinished:
+        past = Past(schema.connect(path, read_only=True, immutable=True), path, True)
+        stack.callback(past.connection.close)
+        if schema.readable_version(past.connection, path, schema.SCHEMA_VERSION) == schema.SCHEMA_VERSION:
+            return past
+    elif _size(path.with_name(path.name + "-wal")) and os.access(path.parent, os.W_OK):
+        past = Past(schema.connect(path, read_only=True), path, False)
+        stack.callback(past.connection.close)
+        if schema.readable_version(past.connection, path, schema.SCHEMA_VERSION) == schema.SCHEMA_VERSION:
+            return past
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{COPY_PREFIX}{os.getpid()}-", dir=temp))
+    copy = Path(folder) / path.name
+    for suffix in ("", "-wal", "-journal"):
+        source = path.with_name(path.name + suffix)
+        if source.exists():
+            shutil.copyfile(source, copy.with_name(copy.name + suffix))
+    connection = schema.connect(copy)
+    stack.callback(connection.close)
+    schema.prepare(connection, copy, wal=False)
+    return Past(connection, copy, False)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended, as far as its journal and the processes of this machine tell."""
+
+    state: str
+    """done, failed, interrupted or lost; `orphaned`: the daemon is gone, its trainer still runs."""
+    text: str
+    ended: float | None
+    """Wall clock; None when it has not ended."""
+
+
+def state_of(connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str, Any]:
+    """Values of some state keys; what is not there is left out."""
+    marks = ",".join("?" * len(keys))
+    rows = connection.execute(f"SELECT key, value FROM state WHERE key IN ({marks})", tuple(keys))
+    return {key: msgspec.msgpack.decode(value) for key, value in rows}
+
+
+def end_of(connection: sqlite3.Connection, *, alive: Callable[[Mapping[str, Any]], bool] | None = None) -> End:
+    """How the run ended.
+
+    alive: whether the trainer that a `trainer` state describes still runs; default: asks this machine.
+    """
+    state = state_of(connection, ("run", "trainer"))
+    run, trainer = state.get("run") or {}, state.get("trainer") or {}
+    said = str(run.get("state") or "waiting")
+    if said in _OVER:
+        return End(said, str(run.get("text") or ""), run.get("ended"))
+    if trainer.get("state") == "running" and (alive or trainer_alive)(trainer):
+        return End("orphaned", f"its daemon is gone, its trainer (process {trainer['pid']}) still runs", None)
+    last = connection.execute("SELECT max(t) FROM (SELECT max(t) AS t FROM events UNION SELECT max(t) FROM state)")
+    ended = last.fetchone()[0]
+    row = connection.execute(
+        "SELECT text FROM events WHERE kind = 'run' AND source = 'daemon' ORDER BY eseq DESC LIMIT 1"
+    ).fetchone()
+    how = (
+        row[0] if row is not None and row[0].endswith("and stops") else "the daemon was killed or its machine went down"
+    )
+    return End("lost", f"{how}; the run was {said} then, and nobody saw its end", ended)
+
+
+def trainer_alive(trainer: Mapping[str, Any]) -> bool:
+    """Whether exactly the process that a `trainer` state key describes still runs on this machine."""
+    try:
+        pid, created, marker = int(trainer["pid"]), float(trainer["create_time"]), str(trainer["marker"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return adopt_trainer(pid, created, marker, Path(str(trainer.get("log", "")))) is not None
