@@ -148,6 +148,8 @@ class RaySnapshot:
     """(resources of one bundle, how many, strategy) that wait."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Line of a resource, of `demands`."""
+    node_totals: tuple[Mapping[str, float], ...] = ()
+    """What each node has, where the text says (`ray status -v`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +228,11 @@ class MegatronCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """One `.pt` dump, read without unpickling."""
+    """One `.pt` dump, read without unpickling, or a file of samples."""
 
     source: str
-    kind: Literal["rollout", "train-v1", "train-v2", "state", "other"]
+    kind: Literal["rollout", "train-v1", "train-v2", "state", "samples", "other"]
+    """`samples`: a file of one sample per line, which is judged by its fields and bytes only."""
     rollout_id: int | None = None
     rank: int | None = None
     is_eval: bool = False

@@ -97,6 +97,14 @@ class Sample:
     bad_log_probs: int = 0
     """Log-probs of any of the three that are NaN or infinite."""
     where: Where | None = None
+    versions: tuple[str, ...] = ()
+    """Weight versions of all turns, in order, where the source has more than the last one."""
+    ran_past: tuple[str, ...] = ()
+    """Special tokens of the response that more text follows (`<end_of_turn>`): generation did not stop there."""
+    label_shown: bool | None = None
+    """The response contains its label, the right answer; None without a label."""
+    last_token: int | None = None
+    """Id of the last token."""
 
 
 @dataclass(frozen=True, slots=True)

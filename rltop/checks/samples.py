@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,13 @@ from rltop.checks.observe import Sample, TokenGap, Where
 from rltop.checks.text import measure
 
 EXCERPT_CHARS = 160
+MOST_SCANNED = 200_000
+MOST_LABEL = 200
+_SPECIAL = re.compile(
+    r"<\|[\w. /-]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|</?(?:start|end)_of_\w{1,20}>|<(?:eos|bos|im_end|im_start|eot)>|"
+    r"</s>|\[(?:/INST|gMASK|EOT|EOS)\]"
+)
+"""Special tokens as tokenizers spell them, turn and text terminators among them."""
 
 
 def make_sample(
@@ -51,7 +59,34 @@ def make_sample(
         engine_gap=token_gap(actor, engine),
         bad_log_probs=sum(not math.isfinite(x) for x in (*actor, *reference, *engine)),
         where=where,
+        versions=_versions(fields.get("weight_versions", fields.get("weight_version"))),
+        ran_past=ran_past(response),
+        label_shown=_label_shown(fields.get("label"), response),
+        last_token=_integer(fields.get("last_token_id")),
     )
+
+
+def ran_past(response: str) -> tuple[str, ...]:
+    """Special tokens that more text follows, the first 200,000 characters' distinct ones in order."""
+    found: dict[str, None] = {}
+    for match in _SPECIAL.finditer(response, 0, MOST_SCANNED):
+        if len(found) < 8 and response[match.end() : match.end() + 200].strip():
+            found.setdefault(match[0])
+    return tuple(found)
+
+
+def _label_shown(label: object, response: str) -> bool | None:
+    """The label stands in the response as a word of its own."""
+    text = str(label).strip() if isinstance(label, str | int | float) and not isinstance(label, bool) else ""
+    if not text or len(text) > MOST_LABEL:
+        return None
+    return bool(re.search(rf"(?<![\w.]){re.escape(text)}(?!\w|\.\d)", response))
+
+
+def _versions(value: object) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(str(one) for one in value[:1000])
+    return () if value is None or value == "" else (str(value),)
 
 
 def token_gap(left: Sequence[float], right: Sequence[float]) -> TokenGap | None:

@@ -1,197 +1,28 @@
-"""Reads what `torch.save` wrote, without unpickling: a walker over the opcodes that builds plain containers only.
+"""A walker over the opcodes of a pickle that builds plain containers only.
 
 It knows containers, numbers, strings, and torch storages and tensors (as places in the archive). It imports nothing and
-calls nothing: every other global becomes a `Foreign` with its name, so the rest of the file can still be read. Both the
-zip format and the older format of several pickles in a row are read, and a single plain pickle.
+calls nothing: every other global becomes a `Foreign` with its name, so the rest of the file can still be read.
 
-Failure policy: `Unreadable` with the reason. Bounds: size and number of opcodes, depth of the stack, size of a number;
-nothing is hashed, compared or walked through that a file could have built to take exponential time.
+Failure policy: `Unreadable` with the reason. Bounds: number of opcodes, depth of the stack, size of a number; nothing
+is hashed, compared or walked through that a file could have built to take exponential time.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
-import zipfile
-from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-MOST_PICKLE_BYTES = 1 << 30
-"""Of the pickle alone; tensors lie outside of it."""
-MOST_UNPACKED_BYTES = 256 << 20
-"""Of a pickle in a compressed entry (torch compresses none)."""
+from rltop.evidence.pickle_values import Foreign, Known, Map, Seq, Storage, TensorRef, Unreadable, known
+
 MOST_OPS = 100_000_000
 MOST_STACK = 2_000_000
 MOST_MEMO = 8_000_000
 MOST_NUMBER_BYTES = 64
 MOST_TEXT = 1 << 20
 """Characters of one string that are kept."""
-MOST_TENSOR_BYTES = 64 << 20
 MOST_FOREIGN = 64
 MOST_NAME = 300
-
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-
-
-class Unreadable(Exception):
-    """The file is not what it should be; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """Something of a class or function outside the allow-list. It was not made."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A global of the allow-list; `what` says how its calls are read."""
-
-    what: str
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """A storage: bytes of the archive under `key`."""
-
-    key: str
-    dtype: str
-    numel: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """A tensor that was not read yet."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    key: str
-    offset: int
-    """Elements from the start of the storage."""
-    contiguous: bool = True
-
-    @property
-    def numel(self) -> int:
-        """Elements."""
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return self.numel * _WIDTH.get(self.dtype, 4)
-
-
-@dataclass(slots=True)
-class Map:
-    """A dict: items, and the bytes of the pickle that each value takes."""
-
-    items: dict[Any, Any] = field(default_factory=dict)
-    sizes: dict[Any, int] = field(default_factory=dict)
-
-    def get(self, key: str) -> Any:
-        """Value of a key, None without."""
-        return self.items.get(key)
-
-
-@dataclass(slots=True)
-class Seq:
-    """A list (or a set). Numbers of one type take eight bytes each."""
-
-    items: list[Any] | array[int] | array[float] = field(default_factory=list)
-
-    def extend(self, more: list[Any]) -> None:
-        """Append, compactly where all are floats or all integers."""
-        code = {frozenset({int}): "q", frozenset({float}): "d"}.get(frozenset(map(type, more)))
-        if isinstance(self.items, array):
-            if code == self.items.typecode and _fits(code, more):
-                self.items.extend(more)
-            else:
-                self.items = [*self.items, *more]
-        elif code and not self.items and len(more) > 1 and _fits(code, more):
-            self.items = array(code, more)
-        else:
-            self.items.extend(more)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-
-def _fits(code: str, values: list[Any]) -> bool:
-    return code == "d" or (max(values) < 1 << 63 and min(values) >= -(1 << 63))
-
-
-_WIDTH = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "UntypedStorage": "uint8",
-}
-_ARRAY = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
-
-
-def _known(module: str, name: str) -> Known | None:
-    """The allow-list: what `torch.load(weights_only=True)` takes, of it the parts that dumps use."""
-    if module == "torch" and name in _STORAGES:
-        return Known("storage", _STORAGES[name])
-    if module == "torch" and (name in _WIDTH or name in ("float", "half", "double", "long", "int")):
-        return Known("dtype", name)
-    if module == "torch.storage" and name in ("UntypedStorage", "TypedStorage"):
-        return Known("storage", "uint8")
-    return {
-        ("torch._utils", "_rebuild_tensor_v2"): Known("tensor"),
-        ("torch._utils", "_rebuild_tensor"): Known("tensor"),
-        ("torch._utils", "_rebuild_parameter"): Known("first"),
-        ("torch._tensor", "_rebuild_from_type_v2"): Known("from_type"),
-        ("torch", "Tensor"): Known("dtype", "Tensor"),
-        ("torch", "Size"): Known("first"),
-        ("torch", "device"): Known("text", "device"),
-        ("torch.nn.parameter", "Parameter"): Known("dtype", "Parameter"),
-        ("torch.serialization", "_get_layout"): Known("first"),
-        ("collections", "OrderedDict"): Known("map"),
-        ("collections", "Counter"): Known("map"),
-        ("builtins", "set"): Known("list"),
-        ("__builtin__", "set"): Known("list"),
-        ("builtins", "frozenset"): Known("list"),
-        ("builtins", "bytearray"): Known("bytes"),
-        ("__builtin__", "bytearray"): Known("bytes"),
-        ("_codecs", "encode"): Known("bytes"),
-        ("builtins", "complex"): Known("text", "complex"),
-        ("__builtin__", "complex"): Known("text", "complex"),
-    }.get((module, name))
 
 
 class Walker:
@@ -263,8 +94,8 @@ class Walker:
         return items, starts, starts[0] if starts else self.at
 
     def name(self, module: str, name: str) -> Known | Foreign:
-        if known := _known(module, name):
-            return known
+        if allowed := known(module, name):
+            return allowed
         full = f"{module}.{name}"[:MOST_NAME]
         if len(self.foreign) < MOST_FOREIGN:
             self.foreign.setdefault(full)
@@ -574,7 +405,7 @@ _INT = struct.Struct("<i")
 
 
 def _handlers() -> tuple[Callable[[Walker, int], None] | None, ...]:
-    known: dict[int, Callable[[Walker, int], None]] = {
+    table: dict[int, Callable[[Walker, int], None]] = {
         0x28: _mark,
         0x30: _pop,
         0x31: _pop_mark,
@@ -643,7 +474,7 @@ def _handlers() -> tuple[Callable[[Walker, int], None] | None, ...]:
         0x80: lambda walker, begin: _leave(walker, 1),
         0x95: lambda walker, begin: _leave(walker, 8),
     }
-    return tuple(known.get(code) for code in range(256))
+    return tuple(table.get(code) for code in range(256))
 
 
 def _leave(walker: Walker, size: int) -> None:
@@ -651,132 +482,3 @@ def _leave(walker: Walker, size: int) -> None:
 
 
 _HANDLERS = _handlers()
-
-
-# -- files
-
-
-@dataclass(slots=True)
-class Saved:
-    """One file of `torch.save`, open as long as its context."""
-
-    value: Any
-    foreign: tuple[str, ...]
-    total_bytes: int
-    archive: zipfile.ZipFile | None = None
-    prefix: str = ""
-    swapped: bool = False
-
-    def floats(self, ref: TensorRef) -> list[float]:
-        """Values of a tensor, flat. Empty where it can not be read: other layout, too large, cut off."""
-        if self.archive is None or not ref.contiguous or ref.nbytes > MOST_TENSOR_BYTES:
-            return []
-        width = _WIDTH.get(ref.dtype, 0)
-        try:
-            with self.archive.open(f"{self.prefix}data/{ref.key}") as stream:
-                stream.seek(ref.offset * width)
-                raw = stream.read(ref.nbytes)
-        except Exception:  # absent, cut off, damaged, compressed by a method that is not known
-            return []
-        return decode(raw, ref.dtype, swapped=self.swapped) if len(raw) == ref.nbytes else []
-
-
-def decode(raw: bytes, dtype: str, *, swapped: bool = False) -> list[float]:
-    """Numbers of little-endian bytes; empty for a type that has none here."""
-    order = ">" if swapped else "<"
-    if dtype in _ARRAY:
-        values = array(_ARRAY[dtype], raw)
-        if swapped:
-            values.byteswap()
-        return list(map(float, values))
-    if dtype == "float16":
-        return list(struct.unpack(f"{order}{len(raw) // 2}e", raw))
-    if dtype == "bfloat16":
-        words = array("H", raw)
-        if swapped:
-            words.byteswap()
-        return list(array("f", array("I", [word << 16 for word in words]).tobytes()))
-    return [float(byte != 0) for byte in raw] if dtype == "bool" else []
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Saved]:
-    """A `.pt` or pickle file. Raises Unreadable, and OSError when it can not be opened."""
-    size = path.stat().st_size
-    if size == 0:
-        raise Unreadable("the file is empty")
-    with path.open("rb") as stream:
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    view = memoryview(data)
-    try:
-        if view[:2] != b"PK":
-            yield _from_stream(view, size)
-            return
-        with _zip(path) as archive:
-            yield _from_zip(archive, view, size)
-    finally:
-        with suppress(BufferError):  # an error's frames may still look at it
-            view.release()
-            data.close()
-
-
-def _zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-        raise Unreadable(f"truncated or damaged archive ({error})") from error
-
-
-def _from_zip(archive: zipfile.ZipFile, view: memoryview, size: int) -> Saved:
-    inside = [info for info in archive.infolist() if info.filename.endswith("data.pkl") and not info.is_dir()]
-    if not inside:
-        raise Unreadable("a zip archive without data.pkl: not written by torch.save")
-    entry = min(inside, key=lambda info: len(info.filename))
-    prefix = entry.filename[: -len("data.pkl")]
-    walker = Walker(_stored(entry, view) if entry.compress_type == zipfile.ZIP_STORED else _unpacked(archive, entry))
-    value = walker.next()
-    return Saved(value, tuple(walker.foreign), size, archive, prefix, _swapped(archive, prefix))
-
-
-def _stored(entry: zipfile.ZipInfo, view: memoryview) -> memoryview:
-    """The bytes of an entry that is not compressed, as they lie in the file."""
-    head = view[entry.header_offset : entry.header_offset + 30]
-    if len(head) < 30 or head[:4] != b"PK\x03\x04":
-        raise Unreadable("damaged archive (an entry without header)")
-    begin = entry.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-    if begin + entry.file_size > len(view) or entry.file_size > MOST_PICKLE_BYTES:
-        raise Unreadable(f"damaged archive (its data.pkl says that it is {entry.file_size} bytes)")
-    return view[begin : begin + entry.file_size]
-
-
-def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> memoryview:
-    if entry.file_size > MOST_UNPACKED_BYTES:
-        raise Unreadable(f"its compressed data.pkl says that it is {entry.file_size} bytes, more than is read")
-    try:
-        with archive.open(entry) as stream:
-            raw = stream.read(MOST_UNPACKED_BYTES + 1)
-    except Exception as error:  # zlib.error and its kin have no common base
-        raise Unreadable(f"damaged archive ({type(error).__name__}: {error})") from error
-    if len(raw) > MOST_UNPACKED_BYTES:
-        raise Unreadable("its data.pkl unpacks without end: a zip bomb")
-    return memoryview(raw)
-
-
-def _swapped(archive: zipfile.ZipFile, prefix: str) -> bool:
-    try:
-        with archive.open(f"{prefix}byteorder") as stream:
-            return stream.read(8) == b"big"
-    except Exception:  # absent in older files, or damaged: little-endian, as everywhere
-        return False
-
-
-def _from_stream(view: memoryview, size: int) -> Saved:
-    if len(view) > MOST_PICKLE_BYTES:
-        raise Unreadable(f"a pickle of {size} bytes without an archive, more than is read")
-    walker = Walker(view)
-    value = walker.next()
-    if isinstance(value, int) and value == _LEGACY_MAGIC:
-        walker.next()  # protocol
-        walker.next()  # sizes of the writer's types
-        value = walker.next()
-    return Saved(value, tuple(walker.foreign), size)

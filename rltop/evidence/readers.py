@@ -5,7 +5,17 @@ A new kind of evidence is a reader in a module of its own and one entry here.
 
 from __future__ import annotations
 
+from rltop.evidence import documents, dumps, hf, http, megatron, ray_status, samples, tables
 from rltop.evidence.sink import Reader
 
-READERS: tuple[Reader, ...] = ()
+READERS: tuple[Reader, ...] = (
+    *megatron.READERS,
+    *hf.READERS,
+    *samples.READERS,
+    *http.READERS,
+    *tables.READERS,
+    *documents.READERS,
+    *ray_status.READERS,
+    *dumps.READERS,
+)
 """Directories first: what a directory reader claims is not offered to the others."""
