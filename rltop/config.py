@@ -44,7 +44,7 @@ class UpConfig:
     """Command line of `rltop train`."""
     env: dict[str, str]
     lines: dict[str, int]
-    """Flag (`--num-rollout`) -> line of the file that set it, from 1."""
+    """Flag (`--num-rollout`), or `command`, -> line of the file that set it, from 1."""
 
 
 def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig:
@@ -79,7 +79,7 @@ def _trainer(
         command = table["command"]
         if not _is_strings(command) or not command:
             raise place.wrong("trainer", "command", "a list of strings, the program first")
-        return tuple(command), (), {}
+        return tuple(command), (), {"command": place.line("trainer", "command")}
     if not table:
         raise RltopError(
             "there is no trainer to start", where=place.where, do="add [trainer] with its flags or a command"

@@ -55,6 +55,7 @@ def demo(options: DemoOptions, *, headless: bool, as_json: bool, control: bool, 
 def started(options: DemoOptions) -> Iterator[RunInfo]:
     """Daemon and trainer, gone again at the end of the block unless they are to be kept."""
     from rltop.daemon.spawn import start_daemon, stop_daemon
+    from rltop.daemon.tether import Tether
     from rltop.train.arguments import parse_args
     from rltop.train.presets import demo_args
 
@@ -67,12 +68,15 @@ def started(options: DemoOptions) -> Iterator[RunInfo]:
     parse_args(args)  # a fault that does not exist is said here, not in the log of a trainer
     note("starting the daemon and the trainer …")
     run: RunInfo | None = None
+    tether = Tether()  # a demo that is killed takes its run along
     try:
         with held():
-            run = start_daemon(None, trainer=[sys.executable, "-m", "rltop", "train", *args], config={"demo": args})
+            argv = [sys.executable, "-m", "rltop", "train", *args]
+            run = start_daemon(None, trainer=argv, config={"demo": args}, tether=tether)
         yield run
     finally:
         if run is not None and options.keep:
+            tether.release()
             note(f"run {run.name} goes on: rltop attach {run.name}   (rltop down {run.name} stops it)")
         elif run is not None:
             note(f"stopping run {run.name} and its trainer …")

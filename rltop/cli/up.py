@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rltop.cli.extra import require_train
 from rltop.cli.output import note, print_json
+from rltop.cli.signals import held, raised
 from rltop.config import UpConfig, parse_up
 from rltop.errors import RltopError
+from rltop.runs import RunInfo
+
+EARLY_S = 1.0
+"""A trainer that ends within this time after its start has not started: a wrong path, a missing import."""
 
 
 def up(path: Path, *, name: str | None, as_json: bool) -> int:
@@ -16,7 +25,7 @@ def up(path: Path, *, name: str | None, as_json: bool) -> int:
 
     Raises RltopError with `file:line` for a wrong file, and what the start raises.
     """
-    from rltop.daemon.spawn import start_daemon
+    from rltop.daemon.spawn import early_end, log_tail, start_daemon
     from rltop.train.arguments import TrainConfig
     from rltop.train.flags import flag_names
 
@@ -25,24 +34,56 @@ def up(path: Path, *, name: str | None, as_json: bool) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise RltopError("can not read the file", where=str(path), why=str(error)) from None
     config = parse_up(text, where=str(path), trainer_flags=flag_names(TrainConfig))
-    run = start_daemon(
-        name or config.name,
-        trainer=trainer_command(config, str(path)),
-        env=config.env,
-        config={"file": str(path.absolute()), "env": sorted(config.env)},  # names only: values may be secrets
-    )
+    trainer = trainer_command(config, str(path))
+    with raised(), _whole_or_nothing() as keep:
+        with held():  # Ctrl-C in the middle of a start ends what was started, behind it
+            run = start_daemon(
+                name or config.name,
+                trainer=trainer,
+                env=config.env,
+                config={"file": str(path.absolute()), "env": sorted(config.env)},  # names only: values may be secrets
+            )
+            keep(run)
+        ended = early_end(run, within_s=EARLY_S)
+        if ended is not None and ended.state != "done":
+            log = run.path / "trainer.log"
+            raise RltopError(
+                f"the trainer of run {run.name!r} ended at once",
+                where=str(log),
+                why=f"{ended.text}; its log ends:\n{log_tail(log) or '(it is empty)'}",
+                do="the daemon is down again",
+                exit_code=1,
+            )
+        keep(None)
     if as_json:
         print_json({"run": run.name, "pid": run.pid, "path": str(run.path), "command": run.command})
     else:
         print(run.name)
-    note(f"run {run.name} is up: rltop attach {run.name}   (rltop down {run.name} stops it)")
+    state = "is up" if ended is None else "is up, its trainer is done already"
+    note(f"run {run.name} {state}: rltop attach {run.name}   (rltop down {run.name} stops it)")
     return 0
+
+
+@contextlib.contextmanager
+def _whole_or_nothing() -> Iterator[Callable[[RunInfo | None], None]]:
+    """What was started is stopped again when the block is left by an exception. The block says what that is."""
+    from rltop.daemon.spawn import stop_daemon
+
+    started: list[RunInfo | None] = [None]
+    try:
+        yield lambda run: started.__setitem__(0, run)
+    except BaseException:
+        if (run := started[0]) is not None:
+            with held(lambda: note("still stopping …")):
+                stop_daemon(run)
+            note(f"run {run.name} is down again")
+        raise
 
 
 def trainer_command(config: UpConfig, where: str) -> list[str]:
     """argv of the trainer; the flags of `rltop train` are checked first, so that a mistake names its line."""
     if config.command:
-        return list(config.command)
+        return [_program(config, where), *config.command[1:]]
     from rltop.train.arguments import parse_args
 
     require_train("up")
@@ -55,3 +96,18 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
             raise
         raise RltopError(error.what, where=f"{where}:{line}: {error.where}", why=error.why, do=error.do) from None
     return [sys.executable, "-m", "rltop", "train", *config.flags]
+
+
+def _program(config: UpConfig, where: str) -> str:
+    """The program of a `command`, looked for as the trainer's own environment would."""
+    program = config.command[0]
+    if shutil.which(program, path=config.env.get("PATH", os.environ.get("PATH"))) is None:
+        line = config.lines.get("command")
+        found = Path(program).exists() if "/" in program else False
+        raise RltopError(
+            f"can not start the trainer: {program}",
+            where=where if line is None else f"{where}:{line}",
+            why="it is not executable" if found else "there is no such program",
+            do=f"chmod +x {program}, or name an interpreter" if found else "name it with its whole path",
+        )
+    return program

@@ -26,13 +26,16 @@ def main(argv: list[str] | None = None) -> int:
     where.add_argument("--run-dir", type=Path, help="run directory, made if need be; an existing run is continued")
     where.add_argument("--run", help="name of the run in the usual place; default: a new name")
     parser.add_argument("--config", type=Path, help="JSON file that is kept in run.json")
+    parser.add_argument("--tether", type=int, metavar="FD", help="pipe of the process that owns this run")
     parser.add_argument("trainer", nargs="*", help="argv of the trainer to start and supervise, after --")
     options = parser.parse_args(argv)
     os.umask(0o077)
     try:
         run_dir = runs.private_dir(options.run_dir) if options.run_dir else runs.make_run_dir(options.run)
         runs.check_name(run_dir.name)
-        daemon = DaemonOptions(run_dir=run_dir, trainer=options.trainer, config=_config(options.config))
+        daemon = DaemonOptions(
+            run_dir=run_dir, trainer=options.trainer, config=_config(options.config), tether=options.tether
+        )
         return asyncio.run(serve(daemon, checks=LiveChecks()))
     except RltopError as error:
         print(f"rltop daemon: {error}", file=sys.stderr)

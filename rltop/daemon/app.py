@@ -55,6 +55,8 @@ class DaemonOptions:
     """Kept in `run.json` for whoever asks what this run was."""
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Environment of the trainer, to which the RLTOP_ variables are added."""
+    tether: int | None = None
+    """Read end of a pipe whose other end belongs to the process that owns this run (`rltop.daemon.tether`)."""
 
 
 class Daemon:
@@ -126,12 +128,13 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, stop, number)
         self._journal.start()
+        self._hold_tether()
         try:
             self._server.bind()
             self._write_run_json()
             parts = (self._server.run(), self._measure_lag(), self._scraper.run())
             tasks = [self._loop.create_task(part) for part in parts]
-            self._trainer.start(options.trainer, options.env)
+            await self._trainer.start(options.trainer, options.env)
             stopped = self._loop.create_task(self._stop.wait())
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
@@ -230,6 +233,21 @@ class Daemon:
         )
 
     # ---------------------------------------------------------------- small things
+
+    def _hold_tether(self) -> None:
+        if (held := self._options.tether) is None:
+            return
+        os.set_inheritable(held, False)  # it is not the trainer's
+        os.set_blocking(held, False)
+
+        def moved() -> None:
+            self._loop.remove_reader(held)
+            if not os.read(held, 1):
+                self._core.event("run", "warn", "the process that owned this run is gone: stopping", "daemon")
+                self._stop.set()
+            os.close(held)
+
+        self._loop.add_reader(held, moved)
 
     async def _measure_lag(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 import zmq
 
 from rltop import runs
+from rltop.daemon.tether import Tether
+from rltop.daemon.trainer_job import Exit, how_it_ended, read_record
 from rltop.errors import RltopError
 from rltop.protocol.codec import WireError, decode, encode
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Hello
@@ -23,6 +26,7 @@ from rltop.runs import RunInfo
 START_S = 30.0
 POLL_S = 0.02
 TAIL_BYTES = 3000
+TETHER_FD = 9
 
 
 def start_daemon(
@@ -31,13 +35,16 @@ def start_daemon(
     trainer: list[str] | None = None,
     env: dict[str, str] | None = None,
     config: dict[str, Any] | None = None,
+    tether: Tether | None = None,
 ) -> RunInfo:
     """Start a detached daemon (its own session, output in `<run>/daemon.log`) and return once its sockets answer.
 
     name: run name; an existing dead run of that name is continued; None makes a new one.
     trainer: argv that the daemon starts and supervises; RLTOP_INGEST, RLTOP_RUN and RLTOP_RUN_DIR are set for it.
     env: variables added to the environment of daemon and trainer.
-    Raises RltopError, with the end of the daemon's log, when it does not come up.
+    tether: ties the run to this process, see `rltop.daemon.tether`.
+    Raises RltopError, with the end of the daemon's log, when it does not come up. However this function is left, there
+    is either a run that was returned or no daemon.
     """
     run_dir = runs.make_run_dir(name)
     config_file = run_dir / "config.json"
@@ -47,23 +54,68 @@ def start_daemon(
     except OSError as error:
         raise RltopError("cannot write in the run directory", where=str(config_file), why=str(error)) from error
     argv = [sys.executable, "-m", "rltop.daemon", "--run-dir", str(run_dir), "--config", str(config_file)]
+    if tether is not None:
+        argv += ["--tether", str(TETHER_FD)]
     if trainer:
         argv += ["--", *trainer]
     log = run_dir / "daemon.log"
-    pid = _spawn(argv, {**os.environ, **(env or {})}, log)
+    pid = _spawn(argv, {**os.environ, **(env or {})}, log, tether)
+    try:
+        return _wait_for(pid, run_dir, log)
+    except BaseException:
+        _end(pid)
+        raise
+
+
+def _wait_for(pid: int, run_dir: Path, log: Path) -> RunInfo:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if runs.lock_holder(run_dir) == pid:
             run = runs.read_run(run_dir)
-            if run is not None and run.alive and _pid_in_run_json(run_dir) == pid and _answers(run.sockets["view"]):
+            if run is not None and run.alive and _run_json(run_dir).get("pid") == pid and _answers(run.sockets["view"]):
                 return run
         if (status := _reap(pid)) is not None:
             raise _failed(run_dir.name, log, f"it ended with exit code {os.waitstatus_to_exitcode(status)}")
         time.sleep(POLL_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    _reap(pid, wait=True)
     raise _failed(run_dir.name, log, f"it did not answer within {START_S:.0f} s and was stopped")
+
+
+def _end(pid: int, *, patience_s: float = 15.0) -> None:
+    """End a daemon that was started in vain: it stops its trainer first, if it got so far as to have one."""
+    number: signal.Signals | None = signal.SIGTERM
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:  # a pid that was not waited for is still the daemon's: nobody else is hit
+            found, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # it ended and somebody has seen it
+            return
+        if found:
+            return
+        if number is not None:
+            os.kill(pid, number)
+            number = None
+        if time.monotonic() > deadline:
+            number, deadline = signal.SIGKILL, time.monotonic() + patience_s
+        time.sleep(POLL_S)
+
+
+def early_end(run: RunInfo, *, within_s: float) -> Exit | None:
+    """How the trainer of a run that was just started ended, if it does within that time; None: it runs.
+
+    Looks at what its keeper writes, so it costs nothing but the waiting.
+    """
+    epoch = _run_json(run.path).get("epoch")
+    deadline = time.monotonic() + within_s
+    while True:
+        record = read_record(run.path)
+        if record is not None and record.marker == f"{run.name}/{epoch}":
+            if record.error:
+                return Exit(None, "failed", record.error)
+            if record.code is not None:
+                return how_it_ended(record.code, asked=False, log=run.path / "trainer.log")
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_S)
 
 
 def stop_daemon(run: RunInfo, *, timeout_s: float = 20) -> None:
@@ -94,20 +146,20 @@ def stop_daemon(run: RunInfo, *, timeout_s: float = 20) -> None:
     )
 
 
-def _spawn(argv: list[str], env: Mapping[str, str], log: Path) -> int:
+def _spawn(argv: list[str], env: Mapping[str, str], log: Path, tether: Tether | None) -> int:
     # Not subprocess: the daemon outlives us on purpose, and a Popen object that is dropped while its child runs warns.
-    with log.open("ab") as output, open(os.devnull, "rb") as nothing:
-        return os.posix_spawn(
-            argv[0],
-            argv,
-            env,
-            setsid=True,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
-                (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
-                (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
-            ],
-        )
+    with log.open("ab") as output, open(os.devnull, "rb") as nothing, contextlib.ExitStack() as kept:
+        actions = [
+            (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+            (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+            (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+        ]
+        if tether is not None:
+            # From another number: a descriptor that is copied onto itself would be closed in the child.
+            high = fcntl.fcntl(tether.reader, fcntl.F_DUPFD_CLOEXEC, TETHER_FD + 1)
+            kept.callback(os.close, high)
+            actions.append((os.POSIX_SPAWN_DUP2, high, TETHER_FD))
+        return os.posix_spawn(argv[0], argv, env, setsid=True, file_actions=actions)
 
 
 def _reap(pid: int, *, wait: bool = False) -> int | None:
@@ -119,11 +171,12 @@ def _reap(pid: int, *, wait: bool = False) -> int | None:
     return status if found == pid else None
 
 
-def _pid_in_run_json(run_dir: Path) -> int:
+def _run_json(run_dir: Path) -> dict[str, Any]:
     try:
-        return int(json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        found = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _answers(address: str, timeout_ms: int = 1000) -> bool:
@@ -142,13 +195,18 @@ def _answers(address: str, timeout_ms: int = 1000) -> bool:
         return answered
 
 
-def _failed(name: str, log: Path, why: str) -> RltopError:
+def log_tail(log: Path) -> str:
+    """The end of a log; "" when it is empty or cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - TAIL_BYTES))
-            tail = file.read().decode(errors="replace").strip()
+            return file.read().decode(errors="replace").strip()
     except OSError:
-        tail = ""
+        return ""
+
+
+def _failed(name: str, log: Path, why: str) -> RltopError:
+    tail = log_tail(log)
     text = f"{why}; its log ends:\n{tail}" if tail else f"{why}; its log is empty"
     return RltopError(f"the daemon of run {name!r} did not start", where=str(log), why=text, exit_code=2)

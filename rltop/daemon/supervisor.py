@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rltop.daemon.core import Core
-from rltop.daemon.trainer_job import TrainerJob, adopt_trainer, start_trainer
+from rltop.daemon.trainer_job import (
+    Exit,
+    TrainerJob,
+    TrainerRecord,
+    adopt_trainer,
+    how_it_ended,
+    read_record,
+    start_trainer,
+)
 from rltop.errors import RltopError
 
 
@@ -33,17 +41,20 @@ class TrainerSupervisor:
         """Whether there is a trainer of ours and it has not ended."""
         return self._job is not None and self._job.running()
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Adopt the trainer that the state table knows as running; else start `argv`, if any."""
-        self._job = self._adopt()
+    async def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Adopt the trainer of an earlier daemon if it lives; else start `argv`, if any."""
+        self._job = self._adopt(read_record(self._run_dir))
         if self._job is None and argv:
             name = self._run_dir.name
             mine = {"RLTOP_INGEST": f"ipc://{self._ingest}", "RLTOP_RUN": name, "RLTOP_RUN_DIR": str(self._run_dir)}
             marker = f"{name}/{self._epoch}"
             try:
-                self._job = start_trainer(argv, run_dir=self._run_dir, env={**env, **mine}, marker=marker)
+                self._job = await asyncio.to_thread(
+                    start_trainer, argv, run_dir=self._run_dir, env={**env, **mine}, marker=marker
+                )
             except RltopError as error:
                 self._core.set("trainer", {"pid": 0, "state": "failed", "exit_code": None, "log": ""})
+                self._core.update("run", state="waiting")
                 self._ended("failed", str(error), "daemon")
             else:
                 # Over the directory of an earlier run: how that one ended says nothing about this one.
@@ -61,29 +72,51 @@ class TrainerSupervisor:
         await asyncio.wait([self._watcher])
         return "the trainer is stopped" if running else "the trainer had already ended"
 
-    def _adopt(self) -> TrainerJob | None:
-        before = self._core.table.get("trainer")
-        if before is None or before["state"] != "running":
-            return None
-        job = adopt_trainer(before["pid"], before["create_time"], before["marker"], Path(before["log"]))
-        if job is None:
-            self._core.update("trainer", state="gone")
-            self._ended("lost", f"the trainer (process {before['pid']}) ended while no daemon was there", "daemon")
-        else:
+    def _adopt(self, record: TrainerRecord | None) -> TrainerJob | None:
+        known = self._core.table.get("trainer") or {}
+        job = adopt_trainer(record, self._run_dir) if record is not None and record.code is None else None
+        if job is not None:
             self._core.event("run", "info", f"found the trainer again: process {job.pid}", "daemon", state="running")
+        elif known.get("state") == "running":
+            pid = known.get("pid")
+            if record is not None and record.marker == known.get("marker") and record.code is not None:
+                end = how_it_ended(record.code, asked=False, log=Path(known.get("log") or ""))
+                self._core.update("trainer", state="exited", exit_code=end.code)
+                words = f"the trainer (process {pid}) ended while no daemon was there"
+                self._ended(end.state, f"{words}: {end.text}" if end.text else words, "daemon")
+            else:
+                self._core.update("trainer", state="gone")
+                self._ended("lost", f"the trainer (process {pid}) ended while no daemon was there", "daemon")
         return job
 
     async def _watch(self, job: TrainerJob) -> None:
         end = await job.wait()
         self._show(job, "exited", end.code)
         self._ended(end.state, end.text, "daemon")
+        await self._clear(job, end)
+
+    async def _clear(self, job: TrainerJob, end: Exit) -> None:
+        """What a trainer that failed leaves behind (engines, Ray) holds memory and ports: it must not stay.
+
+        One that is done may leave something on purpose: that is named, not touched.
+        """
+        family = await asyncio.to_thread(job.family)
+        if end.state != "done":
+            killed = await job.clear()
+            if left := len(family):
+                how = f"{killed} of them had to be killed" if killed else "they ended by themselves"
+                self._core.event("run", "warn", f"the trainer left {left} processes behind; {how}", "daemon")
+        elif family:
+            pids = ", ".join(str(process.pid) for process in sorted(family, key=lambda found: found.pid)[:10])
+            text = f"the trainer is done and left {len(family)} processes running: {pids}"
+            self._core.event("run", "warn", text, "daemon")
 
     def _show(self, job: TrainerJob, state: str, code: int | None) -> None:
         self._core.set(
             "trainer",
             {
                 "pid": job.pid,
-                "create_time": job.create_time,
+                "birth": job.birth,
                 "marker": job.marker,
                 "state": state,
                 "exit_code": code,

@@ -1,30 +1,42 @@
 """The trainer process that the daemon starts: its own session, its own log, and an end that leaves nothing behind.
 
 It lives in its own session, so a daemon that is killed does not take it along (the next daemon adopts it); a daemon
-that stops in good order stops it first. Stopping is: TERM to the process group, wait, KILL to the group, then KILL to
-whatever still carries this job's marker in its environment (a trainer starts Ray, and Ray starts sessions of its own).
-The marker is unique per start, so nothing that was not started here is ever hit.
+that stops in good order stops it first. Between the two stands a keeper (`rltop.daemon.keeper`), which leaves in
+`trainer.json` who the trainer is and how it ended, also while no daemon is there. A process is taken for the trainer
+only when pid, start time and marker all agree: a pid that was given to somebody else is never touched.
+
+Stopping is: TERM to the process group, wait, KILL to the group, then KILL to whatever still carries this job's marker
+in its environment (a trainer starts Ray, and Ray starts sessions of its own). The marker is unique per start, so
+nothing that was not started here is ever hit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import json
 import os
 import signal
-import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from rltop.daemon import keeper
+from rltop.daemon.keeper import MARKER, birth
 from rltop.errors import RltopError
 
 POLL_S = 0.1
 TERM_S = 8.0
-MARKER = "RLTOP_JOB"
 LAST_LINES_BYTES = 4000
+RECORD = "trainer.json"
+RECORD_S = 3.0
+"""From the end of the trainer to its keeper's word about it."""
+REPORT_FD = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,51 +44,77 @@ class Exit:
     """How the trainer ended."""
 
     code: int | None
-    """Exit code; negative: the signal that ended it; None: it was not our child (adopted)."""
+    """Exit code; negative: the signal that ended it; None: nobody knows (its keeper was killed)."""
     state: str
     """State of the run that follows from it: done, failed, interrupted."""
     text: str
 
 
-class TrainerJob:
-    """One start of the trainer."""
+@dataclass(frozen=True, slots=True)
+class TrainerRecord:
+    """What a keeper wrote about the newest start of the trainer."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | psutil.Process, marker: str, log: Path) -> None:
+    marker: str
+    pid: int = 0
+    birth: str = ""
+    error: str = ""
+    """Why it could not be started."""
+    code: int | None = None
+    """Exit code; None: it runs, or its keeper was killed."""
+    ended: float = 0.0
+
+
+class TrainerJob:
+    """One start of the trainer, of this daemon or (adopted) of an earlier one."""
+
+    def __init__(self, process: psutil.Process | None, record: TrainerRecord, run_dir: Path) -> None:
         self._process = process
-        self.marker = marker
-        self.log = log
-        self.pid = process.pid
-        self.create_time = _create_time(process.pid)
-        """Start time by the kernel's account, seconds since the epoch: with the pid it names one process for ever."""
+        self._run_dir = run_dir
         self._asked = False
+        self.keeper = 0
+        """Its pid when it is a child of this process."""
+        self.marker = record.marker
+        self.birth = record.birth
+        self.log = run_dir / "trainer.log"
+        self.pid = record.pid
 
     def running(self) -> bool:
         """Whether the process is there."""
-        if isinstance(self._process, psutil.Process):
-            return _alive(self._process)
-        return self._process.poll() is None
+        return self._process is not None and _alive(self._process)
 
     async def wait(self, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Exit:
-        """Wait for its end."""
+        """Wait for its end, and a moment for its keeper's word about it."""
         while self.running():
             await sleep(POLL_S)
-        if isinstance(self._process, psutil.Process):
-            state = "interrupted" if self._asked else "failed"
-            return Exit(None, state, "the trainer ended; its exit code went to the daemon before this one")
-        code = self._process.poll()
-        if code is None or self._asked or code in (130, -signal.SIGINT, -signal.SIGTERM):
-            return Exit(code, "interrupted", f"stopped ({_name(code)})")
-        if code == 0:
-            return Exit(0, "done", "")
-        last = last_line(self.log)
-        return Exit(code, "failed", f"the trainer ended with {_name(code)}" + (f": {last}" if last else ""))
+        record = read_record(self._run_dir)
+        for _ in range(int(RECORD_S / POLL_S)):
+            if record is None or record.marker != self.marker or record.code is not None:
+                break
+            await sleep(POLL_S)
+            record = read_record(self._run_dir)
+        for _ in range(int(RECORD_S / POLL_S)):
+            if self._reaped():
+                break
+            await sleep(POLL_S)
+        code = record.code if record is not None and record.marker == self.marker else None
+        return how_it_ended(code, asked=self._asked, log=self.log)
+
+    def _reaped(self) -> bool:
+        if self.keeper:
+            try:
+                if os.waitpid(self.keeper, os.WNOHANG)[0] == 0:
+                    return False
+            except ChildProcessError:
+                pass  # somebody else has seen its end
+            self.keeper = 0
+        return True
 
     async def stop(
         self, stage: Callable[[str], None] = lambda text: None, *, term_s: float = TERM_S, poll_s: float = POLL_S
     ) -> None:
         """End it and everything that it started. `stage` is told what is going on."""
         self._asked = True
-        family = self._family()
+        family = await asyncio.to_thread(self.family)
         if self.running():
             stage(f"TERM to process group {self.pid}")
             self._signal_group(signal.SIGTERM)
@@ -88,24 +126,37 @@ class TrainerJob:
                 stage(f"KILL to process group {self.pid}: still there after {term_s:.0f} s")
                 self._signal_group(signal.SIGKILL)
                 await self.wait()
-        left = list(family | self._family())
         # Ray's processes notice the end of their driver within a second or two; who does not is helped.
-        for _ in range(int(min(term_s, 3.0) / poll_s)):
+        await self.clear(stage, grace_s=min(term_s, 3.0), poll_s=poll_s, family=family)
+
+    async def clear(
+        self,
+        stage: Callable[[str], None] = lambda text: None,
+        *,
+        grace_s: float = TERM_S,
+        poll_s: float = POLL_S,
+        family: set[psutil.Process] | None = None,
+    ) -> int:
+        """The trainer is gone: wait `grace_s` for what it started to go too, then KILL it. Returns how many were."""
+        left = list((family or set()) | await asyncio.to_thread(self.family))
+        for _ in range(int(grace_s / poll_s)):
             left = [process for process in left if _alive(process)]
             if not left:
-                return
+                return 0
             await asyncio.sleep(poll_s)
+        left = [process for process in set(left) | await asyncio.to_thread(self.family) if _alive(process)]
         for process in left:
             stage(f"KILL to process {process.pid}, left over by the trainer")
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        return len(left)
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _family(self) -> set[psutil.Process]:
-        """Every other process of this user that carries the marker."""
+    def family(self) -> set[psutil.Process]:
+        """Every other process of this user that carries the marker. Looks at all of them: not for the loop's thread."""
         found = set()
         for process in psutil.process_iter():
             if process.pid == self.pid:
@@ -117,38 +168,107 @@ class TrainerJob:
 
 
 def start_trainer(argv: Sequence[str], *, run_dir: Path, env: Mapping[str, str], marker: str) -> TrainerJob:
-    """Start the trainer with its output appended to `<run_dir>/trainer.log`.
+    """Start the trainer under a keeper, with its output appended to `<run_dir>/trainer.log`. Waits until it lives.
 
     env: its whole environment (RLTOP_INGEST, RLTOP_RUN and RLTOP_RUN_DIR are the caller's business).
     marker: unique text of this start.
     Raises RltopError when it cannot be started.
     """
-    log = run_dir / "trainer.log"
+    where = argv[0] if argv else "trainer"
+    reader, writer = os.pipe()
     try:
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**env, MARKER: marker},
-                start_new_session=True,
-            )
+        child = _start_keeper([str(run_dir / RECORD), marker, *argv], run_dir / "trainer.log", env, writer)
     except (OSError, ValueError) as error:
-        raise RltopError(
-            "cannot start the trainer", where=argv[0] if argv else "trainer", why=str(error), exit_code=1
-        ) from error
-    return TrainerJob(process, marker, log)
-
-
-def adopt_trainer(pid: int, create_time: float, marker: str, log: Path) -> TrainerJob | None:
-    """The trainer that an earlier daemon of this run started, if exactly that process still lives; else None."""
+        os.close(reader)
+        raise RltopError("cannot start the trainer", where=where, why=str(error), exit_code=1) from error
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read()
+    why = ""
     try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - create_time) < 0.1 and process.environ().get(MARKER) == marker
-    except (psutil.Error, OSError):
+        record = _parse(told)
+        why = record.error
+    except ValueError:
+        why = last_line(run_dir / "trainer.log") or "its keeper ended without a word"
+    if why:
+        os.waitpid(child, 0)
+        raise RltopError("cannot start the trainer", where=where, why=why, exit_code=1)
+    job = TrainerJob(_find(record), record, run_dir)  # it may have ended already
+    job.keeper = child
+    return job
+
+
+def _start_keeper(words: Sequence[str], log: Path, env: Mapping[str, str], writer: int) -> int:
+    # Not subprocess: the keeper outlives us on purpose, and a Popen object that is dropped while its child runs warns.
+    high = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, REPORT_FD + 1)
+    try:
+        with log.open("ab") as output, open(os.devnull, "rb") as nothing:
+            return os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", keeper.__file__, str(REPORT_FD), *words],
+                {name: value for name, value in env.items() if name != MARKER},
+                setsid=True,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+                    (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                    (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+                    (os.POSIX_SPAWN_DUP2, high, REPORT_FD),
+                ],
+            )
+    finally:
+        os.close(high)
+
+
+def adopt_trainer(record: TrainerRecord, run_dir: Path) -> TrainerJob | None:
+    """The trainer that an earlier daemon of this run started, if exactly that process still lives; else None."""
+    process = _find(record)
+    return None if process is None else TrainerJob(process, record, run_dir)
+
+
+def _find(record: TrainerRecord) -> psutil.Process | None:
+    try:
+        process = psutil.Process(record.pid)
+        same = birth(record.pid) == record.birth and process.environ().get(MARKER) == record.marker
+    except (psutil.Error, OSError, ValueError):
         return None
-    return TrainerJob(process, marker, log) if same and _alive(process) else None
+    return process if same and record.birth and _alive(process) else None
+
+
+def read_record(run_dir: Path) -> TrainerRecord | None:
+    """What the keeper of the newest trainer of a run wrote; None when there is none or it cannot be read."""
+    try:
+        return _parse((run_dir / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _parse(text: bytes) -> TrainerRecord:
+    found: Any = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    code, pid, ended = found.get("code"), found.get("pid"), found.get("ended")
+    return TrainerRecord(
+        marker=str(found.get("marker", "")),
+        pid=pid if isinstance(pid, int) else 0,
+        birth=str(found.get("birth", "")),
+        error=str(found.get("error", "")),
+        code=code if isinstance(code, int) else None,
+        ended=float(ended) if isinstance(ended, int | float) else 0.0,
+    )
+
+
+def how_it_ended(code: int | None, *, asked: bool, log: Path) -> Exit:
+    """The run's state and a sentence, from the exit code. asked: whether somebody told it to stop."""
+    if asked or code in (130, -signal.SIGINT, -signal.SIGTERM):
+        return Exit(code, "interrupted", "stopped" + ("" if code is None else f" ({_name(code)})"))
+    if code == 0:
+        return Exit(0, "done", "")
+    last = last_line(log)
+    words = f": {last}" if last else ""
+    if code is None:
+        return Exit(None, "failed", f"the trainer ended, how is not known (its keeper is gone too){words}")
+    return Exit(code, "failed", f"the trainer ended with {_name(code)}{words}")
 
 
 def last_line(log: Path) -> str:
@@ -169,13 +289,6 @@ def _alive(process: psutil.Process) -> bool:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _create_time(pid: int) -> float:
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return 0.0
 
 
 def _name(code: int | None) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
-from rltop.daemon import schema
 from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.events import MAX_TEXT, EventRing
@@ -19,7 +16,7 @@ from rltop.daemon.ingest import Ingest
 from rltop.daemon.journal import Journal
 from rltop.daemon.publish import Publisher
 from rltop.daemon.queries import MAX_EVENT_CHARACTERS
-from rltop.daemon.trainer_job import adopt_trainer
+from rltop.daemon.trainer_job import adopt_trainer, read_record
 from rltop.daemon.verdicts import Verdicts
 from rltop.protocol.messages import EventsQuery, SeriesQuery
 from tests.daemon.fakes import FakeCore
@@ -121,9 +118,8 @@ def test_a_part_that_breaks_ends_the_daemon_but_not_the_trainer(tmp_path: Path) 
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "a bug of ours" in done.stderr
-    with closing(schema.connect(run_dir / "journal.sqlite", read_only=True)) as connection:
-        (value,) = connection.execute("SELECT value FROM state WHERE key = 'trainer'").fetchone()
-    left = msgspec.msgpack.decode(value)
-    job = adopt_trainer(left["pid"], left["create_time"], left["marker"], Path(left["log"]))
+    record = read_record(run_dir)
+    assert record is not None
+    job = adopt_trainer(record, run_dir)
     assert job is not None, "the trainer must not die of a fault in its monitor"
     psutil.Process(job.pid).kill()

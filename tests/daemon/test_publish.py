@@ -77,7 +77,7 @@ def test_a_journal_that_hangs_is_not_waited_for() -> None:
     assert "hangs" in core.table.get("daemon")["journal"]
     core.event("log", "info", "b")
     publisher.written(2)
-    assert [core.ring.gated] == [False], "it is still behind"
+    assert core.table.get("daemon")["journal"] != "ok", "it is still behind"
     publisher.written(3)
     assert core.table.get("daemon")["journal"] == "ok"
     assert core.ring.gated

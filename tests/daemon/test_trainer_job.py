@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rltop.daemon.trainer_job import MARKER, TrainerJob, adopt_trainer, last_line, start_trainer
+from rltop.daemon.keeper import MARKER, birth
+from rltop.daemon.trainer_job import (
+    TrainerJob,
+    TrainerRecord,
+    adopt_trainer,
+    last_line,
+    read_record,
+    start_trainer,
+)
 from rltop.errors import RltopError
 from tests.daemon.util import wait_for
 
@@ -108,22 +121,86 @@ async def test_processes_of_other_starts_are_not_touched(tmp_path: Path) -> None
 
 
 async def test_a_trainer_of_an_earlier_daemon_is_adopted_by_marker_and_start_time(tmp_path: Path) -> None:
-    job = start(tmp_path, SLEEPS)
+    job = start(tmp_path, SLEEPS + "; raise SystemExit(7)")
     ready(job)
-    assert adopt_trainer(job.pid, job.create_time, "another", job.log) is None
-    assert adopt_trainer(job.pid, job.create_time - 5, job.marker, job.log) is None
-    adopted = adopt_trainer(job.pid, job.create_time, job.marker, job.log)
+    record = read_record(tmp_path)
+    assert record is not None
+    assert (record.pid, record.marker, record.code) == (job.pid, str(tmp_path), None)
+    assert adopt_trainer(replace(record, marker="another"), tmp_path) is None
+    assert adopt_trainer(replace(record, birth=record.birth[:-1] + "x"), tmp_path) is None
+    assert adopt_trainer(replace(record, birth=""), tmp_path) is None
+    adopted = adopt_trainer(record, tmp_path)
     assert adopted is not None
     await adopted.stop()
-    assert (await adopted.wait()).state == "interrupted"
+    end = await adopted.wait()
+    assert (end.state, end.code) == ("interrupted", -15), "the keeper tells it to whoever asks"
     await job.wait()
-    assert adopt_trainer(job.pid, job.create_time, job.marker, job.log) is None
+    assert adopt_trainer(record, tmp_path) is None
 
 
-def test_a_program_that_does_not_exist_is_a_message(tmp_path: Path) -> None:
+async def test_a_reused_pid_is_not_adopted_even_with_the_marker(tmp_path: Path) -> None:
+    """The worst case: the pid was given to a process that inherited the marker, an engine of the same trainer."""
+    job = start(tmp_path, SLEEPS)
+    ready(job)
+    record = read_record(tmp_path)
+    assert record is not None
+    with sleeper({**os.environ, MARKER: record.marker}) as stranger, sleeper(dict(os.environ)) as plain:
+        assert adopt_trainer(replace(record, pid=stranger), tmp_path) is None
+        assert adopt_trainer(replace(record, pid=plain, birth=birth(plain)), tmp_path) is None
+        assert adopt_trainer(record, tmp_path) is not None
+    await job.stop()
+
+
+@contextmanager
+def sleeper(env: dict[str, str]) -> Iterator[int]:
+    """Some other process, by its pid."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env) as process:
+        wait_for(lambda: psutil.Process(process.pid).cmdline())
+        yield process.pid
+        process.kill()
+
+
+async def test_without_its_keeper_the_trainer_goes_on_and_its_exit_code_is_unknown(tmp_path: Path) -> None:
+    job = start(tmp_path, SLEEPS)
+    ready(job)
+    os.kill(job.keeper, signal.SIGKILL)
+    wait_for(lambda: psutil.Process(job.keeper).status() == psutil.STATUS_ZOMBIE)
+    assert job.running()
+    adopted = adopt_trainer(read_record(tmp_path) or TrainerRecord(""), tmp_path)
+    assert adopted is not None
+    psutil.Process(job.pid).kill()
+    end = await adopted.wait()
+    assert (end.code, end.state) == (None, "failed")
+    assert "how is not known" in end.text
+
+
+async def test_the_keeper_survives_what_is_meant_for_the_trainer(tmp_path: Path) -> None:
+    job = start(tmp_path, SLEEPS)
+    ready(job)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(job.keeper, number)
+    assert job.running()
+    os.kill(job.pid, signal.SIGINT)
+    end = await job.wait()
+    assert end.code == -2, "SIGINT is not ignored in the trainer though its keeper ignores it"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"pid": "x", "code": "y", "ended": []}', "{"])
+def test_a_broken_record_is_no_record(tmp_path: Path, text: str) -> None:
+    (tmp_path / "trainer.json").write_text(text)
+    record = read_record(tmp_path)
+    assert record is None or (record.pid, record.code) == (0, None)
+    assert record is None or adopt_trainer(record, tmp_path) is None
+
+
+@pytest.mark.parametrize(("name", "why"), [("/no/such/trainer", "No such file"), ("plain", "Permission denied")])
+def test_a_program_that_can_not_be_started_is_a_message(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "plain").write_text("not a program")
+    where = name if name.startswith("/") else str(tmp_path / name)
     with pytest.raises(RltopError, match="cannot start the trainer") as caught:
-        start_trainer(["/no/such/trainer"], run_dir=tmp_path, env={}, marker="m")
-    assert caught.value.where == "/no/such/trainer"
+        start_trainer([where], run_dir=tmp_path, env={}, marker="m")
+    assert caught.value.where == where
+    assert why in caught.value.why
 
 
 async def test_the_marker_is_in_its_environment(tmp_path: Path) -> None:
