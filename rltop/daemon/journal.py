@@ -67,6 +67,8 @@ _ROW_ERRORS = (
     sqlite3.InterfaceError,
 )
 """The row is at fault, not the disk: without it the transaction goes through."""
+_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DAMAGED = "the file was damaged and is mended"
 _EVENT_COLUMNS = frozenset({"eseq", "t", "kind", "level", "text", "source"})
 
 
@@ -93,6 +95,7 @@ class Journal:
         or a row was left out.
     on_written: called from the writer thread with the sequence of the newest event that is on disk.
     on_working: called from the writer thread when writing begins to fail (False), and when it works again (True).
+    mend: puts a mended file in the place of a damaged one and says what it did; None: damage is a problem like others.
     connect: makes the connection (tests inject a failing disk).
     """
 
@@ -104,6 +107,7 @@ class Journal:
         on_problem: Callable[[str, str], None] = lambda level, text: None,
         on_written: Callable[[int], None] = lambda eseq: None,
         on_working: Callable[[bool], None] = lambda works: None,
+        mend: Callable[[BaseException], str] | None = None,
         connect: Callable[[Path], sqlite3.Connection] = schema.connect,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -112,6 +116,7 @@ class Journal:
         self._on_problem = on_problem
         self._on_written = on_written
         self._on_working = on_working
+        self._mend = mend
         self._connect = connect
         self._retry_s = retry_s
         self._queue: queue.SimpleQueue[_Row | _Sync] = queue.SimpleQueue()
@@ -205,6 +210,8 @@ class Journal:
             last = any(sync.last for sync in waiting)
             if failed_at is None or last or time.monotonic() - failed_at >= self._retry_s:
                 problem = self._commit(backlog)
+                if problem is _DAMAGED:
+                    problem = self._commit(backlog)
                 if problem is None:
                     newest = next((row.values[0] for row in reversed(backlog) if row.what == "event"), None)
                     backlog.clear()
@@ -248,7 +255,8 @@ class Journal:
         return []
 
     def _commit(self, backlog: Sequence[_Row]) -> str | None:
-        """Write the backlog in one transaction. Returns what is wrong with the disk, None when it was written."""
+        """Write the backlog in one transaction. Returns what is wrong with the disk, None when it was written, _DAMAGED
+        when the file was, and is mended by now: try once more."""
         try:
             connection = self._connection or self._open()
             refused: list[str] = []
@@ -261,6 +269,13 @@ class Journal:
             connection.execute("COMMIT")
         except (sqlite3.Error, OSError, RltopError) as error:
             self._disconnect()
+            if self._mend is not None and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
+                try:
+                    self._on_problem("error", self._mend(error))
+                except (sqlite3.Error, OSError, RltopError) as worse:
+                    error = worse
+                else:
+                    return _DAMAGED
             return f"cannot write {self.path}: {error}"
         if refused:
             self._on_problem("warn", f"{len(refused)} rows could not be put into the journal ({refused[0]})")

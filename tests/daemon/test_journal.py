@@ -220,7 +220,7 @@ def test_a_damaged_journal_is_moved_aside_and_a_new_one_begun(tmp_path: Path, pa
     assert opened.restored.head == 0
     ((level, text),) = opened.remarks
     assert level == "error"
-    assert "moved" in text
+    assert "kept as journal.damaged-" in text
     assert len(list(tmp_path.glob("journal.damaged-*.sqlite"))) == 1
     opened.journal.start()
     opened.journal.event(event(1))
