@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rltop.daemon import schema
-from rltop.daemon.trainer_job import adopt_trainer
+from rltop.daemon.trainer_job import TrainerRecord, adopt_trainer
 from rltop.errors import RltopError
 
 DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
@@ -143,7 +143,8 @@ def end_of(connection: sqlite3.Connection, *, alive: Callable[[Mapping[str, Any]
 def trainer_alive(trainer: Mapping[str, Any]) -> bool:
     """Whether exactly the process that a `trainer` state key describes still runs on this machine."""
     try:
-        pid, created, marker = int(trainer["pid"]), float(trainer["create_time"]), str(trainer["marker"])
+        log = Path(str(trainer["log"]))
+        record = TrainerRecord(str(trainer["marker"]), int(trainer["pid"]), str(trainer["birth"]))
     except (KeyError, TypeError, ValueError):
         return False
-    return adopt_trainer(pid, created, marker, Path(str(trainer.get("log", "")))) is not None
+    return adopt_trainer(record, log.parent) is not None

@@ -119,8 +119,8 @@ def _all(frame: Frame) -> Iterator[_Fact]:
         yield "operation", " ".join(told), "warn" if op.get("state") == "failed" else "text"
     trainer = frame.state.get("trainer")
     if isinstance(trainer, Mapping):
-        # `create_time` tells the process from another with its pid; it says nothing to people.
-        facts = {key: value for key, value in trainer.items() if value not in (None, "") and key != "create_time"}
+        # `birth` tells the process from another with its pid; it says nothing to people.
+        facts = {key: value for key, value in trainer.items() if value not in (None, "") and key != "birth"}
         yield "trainer process", plain(facts), "text"
     args = run.get("args")
     if isinstance(args, Mapping):
