@@ -1,12 +1,14 @@
 """Live checks -> `check/<id>` and `checks` keys, and an event whenever a verdict changes its status.
 
 The checks look at what a run sends and can meet anything: an exception inside them is counted and shown once per text;
-the daemon goes on and the last verdicts stay, marked by that event.
+the daemon goes on and the last verdicts stay, marked by that event. They are evaluated in a thread, one evaluation at a
+time: the daemon's loop only hands over what they need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -25,18 +27,44 @@ class Checks(Protocol):
     def feed(self, record: Record) -> None:
         """See a record."""
 
-    def report(self) -> Report:
-        """All verdicts on what was seen so far."""
+    def pending(self) -> Callable[[], Report] | None:
+        """What gives all verdicts on what was seen so far, in whatever thread; None when there is nothing new."""
+
+
+Aside = Callable[[Callable[[], Report], Callable[[Report | Exception], None]], None]
+"""Does some work without holding up the caller, then calls the second argument, in the caller's thread."""
+
+
+class Threads:
+    """Work in threads of the running loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, work: Callable[[], Report], done: Callable[[Report | Exception], None]) -> None:
+        """Start it."""
+
+        async def both() -> None:
+            result: Report | Exception
+            try:
+                result = await asyncio.to_thread(work)
+            except Exception as error:
+                result = error
+            done(result)
+
+        task = asyncio.get_running_loop().create_task(both())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class Verdicts:
     """Feeds the checks and publishes what they say. `checks` None: this build has none; nothing is published."""
 
-    def __init__(self, core: Core, checks: Checks | None) -> None:
+    def __init__(self, core: Core, checks: Checks | None, aside: Aside | None = None) -> None:
         self._core = core
         self._checks = checks
-        self._fed = False
-        self._report: Report | None = None
+        self._aside: Aside = aside or Threads()
+        self._busy = self._again = False
         self._errors: dict[str, int] = {}
         self._restored: dict[str, dict[str, Any]] = {}
 
@@ -66,25 +94,38 @@ class Verdicts:
     def _feed(self, record: Record) -> None:
         if self._checks is None:
             return
-        self._fed = True
         try:
             self._checks.feed(record)
         except Exception as error:
             self._failed(f"the checks could not read a record of kind {record.kind!r}", error)
 
     def refresh(self) -> None:
-        """Publish what changed since the last call; cheap when nothing was fed."""
-        if self._checks is None or not self._fed:
+        """Have what was fed since the last call evaluated, and published when that is done."""
+        if self._checks is None:
             return
-        self._fed = False
+        if self._busy:
+            self._again = True
+            return
         try:
-            report = self._checks.report()
+            work = self._checks.pending()
         except Exception as error:
             self._failed("the checks failed", error)
             return
-        if report is self._report:
-            return
-        self._report = report
+        if work is not None:
+            self._busy = True
+            self._aside(work, self._done)
+
+    def _done(self, result: Report | Exception) -> None:
+        self._busy = False
+        if isinstance(result, Exception):
+            self._failed("the checks failed", result)
+        else:
+            self._show(result)
+        if self._again:
+            self._again = False
+            self.refresh()
+
+    def _show(self, report: Report) -> None:
         by_id: dict[str, list[Verdict]] = {}
         for verdict in report.verdicts:
             by_id.setdefault(verdict.id, []).append(verdict)

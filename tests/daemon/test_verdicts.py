@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from rltop.checks.verdict import Report, Status, Verdict
@@ -16,6 +19,7 @@ class FakeChecks:
     def __init__(self) -> None:
         self.fed: list[Record] = []
         self.reports = 0
+        self.news = False
         self.next = report(("train.nan", "skip"))
         self.error: Exception | None = None
 
@@ -23,12 +27,28 @@ class FakeChecks:
         if self.error is not None:
             raise self.error
         self.fed.append(record)
+        self.news = True
 
-    def report(self) -> Report:
+    def pending(self) -> Callable[[], Report] | None:
+        if not self.news:
+            return None
+        self.news = False
+        return self._evaluate
+
+    def _evaluate(self) -> Report:
         self.reports += 1
         if self.error is not None:
             raise self.error
         return self.next
+
+
+def at_once(work: Callable[[], Report], done: Callable[[Report | Exception], None]) -> None:
+    """Stands for a thread that is always quick."""
+    try:
+        result: Report | Exception = work()
+    except Exception as error:
+        result = error
+    done(result)
 
 
 def report(*found: tuple[str, Status], causes: tuple[str, ...] = ()) -> Report:
@@ -41,7 +61,7 @@ class Desk:
     def __init__(self, core: FakeCore | None = None) -> None:
         self.core = core or FakeCore()
         self.checks = FakeChecks()
-        self.verdicts = Verdicts(self.core, self.checks)
+        self.verdicts = Verdicts(self.core, self.checks, at_once)
         self.trainer = Trainer()
 
     def say(self, *found: tuple[str, Status], causes: tuple[str, ...] = ()) -> None:
@@ -94,11 +114,44 @@ def test_checks_that_fail_are_shown_once_counted_and_leave_the_last_verdicts() -
     desk.checks.error = ZeroDivisionError("by zero")
     for _ in range(5):
         desk.verdicts.feed(desk.trainer.metrics(1, {"x": 1.0}))
+        desk.checks.news = True
         desk.verdicts.refresh()
     assert desk.verdicts.errors == 10
     errors = [text for text in desk.core.texts("log") if "by zero" in text]
     assert len(errors) == 2
     assert desk.key("a.b")["status"] == "pass"
+
+
+async def test_the_loop_goes_on_while_the_checks_are_evaluated_and_what_came_meanwhile_is_not_forgotten() -> None:
+    core, checks = FakeCore(), FakeChecks()
+    verdicts = Verdicts(core, checks)
+    started, held, seen = threading.Event(), threading.Event(), asyncio.Event()
+    threads: list[threading.Thread] = []
+
+    def slow() -> Report:
+        threads.append(threading.current_thread())
+        started.set()
+        held.wait(20)
+        return report(("a.b", "pass"))
+
+    def look() -> None:
+        if (core.table.get("check/a.b") or {}).get("status") == "fail":
+            seen.set()
+
+    works = [slow, lambda: report(("a.b", "fail"))]
+    checks.pending = lambda: works.pop(0) if works else None  # type: ignore[method-assign]
+    core.changed = look
+    verdicts.refresh()
+    assert await asyncio.to_thread(started.wait, 20)
+    for _ in range(3):  # the loop is free
+        verdicts.refresh()
+    assert len(works) == 1, "one at a time"
+    assert core.table.keys("check/") == []
+    held.set()
+    async with asyncio.timeout(20):
+        await seen.wait()
+    assert threads[0] is not threading.current_thread()
+    assert [event["to"] for event in core.events("verdict")] == ["pass", "fail"]
 
 
 def test_a_build_without_checks_publishes_nothing() -> None:
