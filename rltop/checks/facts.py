@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from rltop.checks.observe import Observations
 from rltop.checks.verdict import FIRING, Verdict
@@ -23,9 +24,58 @@ def quantised_rollout(obs: Observations) -> bool:
     return flag or any(_LOW_PRECISION.search(obs.args.text(name)) for name in _QUANTISED_ROLLOUT)
 
 
+def model_config(obs: Observations) -> Mapping[str, object]:
+    """The model's `config.json`, with the text part of a multimodal one on top; empty where it is not in the
+    evidence."""
+    configs = [document.fields for document in obs.documents if document.kind == "config"]
+    configs += [checkpoint.config for checkpoint in obs.checkpoints if checkpoint.config]
+    for config in configs:
+        if any(name in config for name in ("model_type", "architectures", "num_hidden_layers", "vocab_size")):
+            text = config.get("text_config")
+            return {**config, **text} if isinstance(text, Mapping) else config
+    return configs[0] if configs else {}
+
+
+def config_number(obs: Observations, *names: str) -> float | None:
+    """The first of these fields of `config.json` that is a number."""
+    config = model_config(obs)
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
 def mixture_of_experts(obs: Observations) -> bool:
-    """More than one expert."""
-    return any((obs.args.number(name) or 0) > 1 for name in ("num_experts", "num_moe_experts"))
+    """More than one expert, by the arguments or the model's configuration."""
+    if any((obs.args.number(name) or 0) > 1 for name in ("num_experts", "num_moe_experts")):
+        return True
+    return (config_number(obs, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") or 0) > 1
+
+
+def latent_attention(obs: Observations) -> bool:
+    """Multi-head latent attention: query and key heads (nope + rope) are larger than value heads."""
+    if obs.args.on("multi_latent_attention"):
+        return True
+    nope = obs.args.number("qk_head_dim") or config_number(obs, "qk_nope_head_dim")
+    rope = obs.args.number("qk_pos_emb_head_dim") or config_number(obs, "qk_rope_head_dim")
+    value = obs.args.number("v_head_dim") or config_number(obs, "v_head_dim")
+    return bool(nope and value and nope + (rope or 0) != value)
+
+
+def flash_attention_3(obs: Observations) -> bool | None:
+    """FlashAttention 3 is installed; None where the evidence lists no versions of it."""
+    told: bool | None = None
+    for document in obs.documents:
+        if document.kind not in ("versions", "env"):
+            continue
+        for name, value in document.fields.items():
+            key = name.lower().replace("-", "_")
+            if key in ("flash_attn_3", "flash_attention_3", "fa3", "flashattn_hopper", "flash_attn_hopper"):
+                told = str(value).strip().lower() not in ("", "0", "none", "false", "no", "null", "not installed")
+            elif key in ("flash_attn", "flash_attention") and str(value).startswith("3"):
+                told = True
+    return told
 
 
 def routing_replay(obs: Observations) -> bool:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from rltop.checks.observe import Observations
 from rltop.checks.rules import (
+    args_batch,
+    args_debug,
+    args_effective,
+    args_kernels,
+    args_token_budget,
     kl_on_policy,
+    launch,
     logprob_gap,
     logprob_magnitude,
     logprob_ref,
@@ -40,6 +46,12 @@ _MAGNITUDE = ("rollout/log_probs", "rollout/ref_log_probs", "rollout/rollout_log
 _SCALE = (train_grad.NORM, "train/loss", "train/ppo_kl", logprob_gap.METRIC, *train_grad.TOKENS)
 
 RULES: tuple[Rule, ...] = (
+    Rule("args.batch", args_batch.check),
+    Rule("args.token-budget", args_token_budget.check),
+    Rule("args.kernels", args_kernels.check, stage=args_kernels.STAGE),
+    Rule("args.debug-flags", args_debug.check),
+    Rule("args.effective", args_effective.check),
+    Rule("args.entrypoint", launch.check),
     Rule("train.nan", train_nan.check, (*train_nan.STEP_METRICS, *_LOG_PROBS, train_nan.STEP_SKIPPED)),
     Rule("train.grad-scale", train_grad.check_scale, _SCALE),
     Rule("train.grad-high", train_grad.check_high, (*_SCALE, *_MAGNITUDE)),

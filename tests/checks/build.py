@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rltop.checks.evaluate import evaluate
+from rltop.checks.found import LogEvent, Owner
 from rltop.checks.observe import Args, MetricRow, Observations, RunStart, Sample, SyncEvent, Where
 from rltop.checks.samples import make_sample
 from rltop.checks.thresholds import DEFAULTS, Thresholds
@@ -64,6 +65,51 @@ def obs(
         args=Args(flags or {}, "slime"),
         starts=tuple(starts),
         **more,
+    )
+
+
+def event(
+    kind: str,
+    text: str = "",
+    *,
+    time: float | None = None,
+    order: int = 0,
+    line: int = 1,
+    source: str = "train.log",
+    owner: Owner = "",
+    actor: str = "",
+    pid: int | None = None,
+    node: str = "",
+    rank: int | None = None,
+    engine: int | str | None = None,
+    segment: int = 0,
+    repeated: int = 0,
+    **data: object,
+) -> LogEvent:
+    """One log event; what is no field of it is its data."""
+    return LogEvent(
+        kind,
+        text or kind,
+        Where(source, line, text or kind),
+        owner,
+        actor,
+        pid,
+        node,
+        rank,
+        engine,
+        time=time,
+        order=order,
+        segment=segment,
+        repeated=repeated,
+        data=data,
+    )
+
+
+def in_order(*events: LogEvent) -> tuple[LogEvent, ...]:
+    """Events as a reader numbers them: by their place here, one second apart where they have no time."""
+    return tuple(
+        replace(one, order=i, where=replace(one.where, line=i + 1), time=float(i) if one.time is None else one.time)
+        for i, one in enumerate(events)
     )
 
 

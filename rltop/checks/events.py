@@ -1,0 +1,168 @@
+"""What the rules ask of log events: fields of an event, errors and what they are, who owns them, what came after.
+
+Kinds and their `data` are defined by the recognisers (`rltop/evidence/lines/`). A traceback is one event: `exception`
+(class name), `message`, `frames` (texts `file:function` or `file`, outermost first).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rltop.checks.found import LogEvent, Owner
+from rltop.checks.observe import Observations, Where
+
+ERRORS = ("traceback", "ima", "oom", "memory_saver", "port_in_use", "entry_missing", "no_attention", "fatal", "death")
+"""Kinds in which something breaks."""
+_PROGRESS = ("prefill", "decode", "timer", "iteration")
+_TRAINER_FRAME = re.compile(r"megatron/|(?:slime|relax|miles)/backends/megatron_utils|/fsdp|verl/workers/actor")
+_ENGINE_FRAME = re.compile(r"sglang/|sgl_kernel|vllm/")
+
+
+def of_kind(obs: Observations, *kinds: str) -> tuple[LogEvent, ...]:
+    """Events of these kinds in order of time."""
+    key = ("events", "", "")
+    if key not in obs.memo:
+        by_kind: dict[str, list[LogEvent]] = {}
+        for event in sorted(obs.events, key=lambda event: event.order):
+            by_kind.setdefault(event.kind, []).append(event)
+        obs.memo[key] = by_kind
+    table: dict[str, list[LogEvent]] = obs.memo[key]
+    if len(kinds) == 1:
+        return tuple(table.get(kinds[0], ()))
+    found = [event for kind in kinds for event in table.get(kind, ())]
+    return tuple(sorted(found, key=lambda event: event.order))
+
+
+def number(event: LogEvent, name: str) -> float | None:
+    """A number of the event's data."""
+    value = event.data.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def whole(event: LogEvent, name: str) -> int | None:
+    """A whole number of the event's data."""
+    value = number(event, name)
+    return int(value) if value is not None and value == value and abs(value) < 1e18 else None
+
+
+def word(event: LogEvent, name: str) -> str:
+    """A text of the event's data, empty where it has none."""
+    value = event.data.get(name)
+    return "" if value is None else str(value)
+
+
+def frames(event: LogEvent) -> tuple[str, ...]:
+    """Frames of a traceback, outermost first."""
+    value = event.data.get("frames")
+    return tuple(str(frame) for frame in value) if isinstance(value, list | tuple) else ()
+
+
+def whole_text(event: LogEvent) -> str:
+    """The event's text with exception, message and frames, to search in."""
+    return "\n".join(
+        [event.text, word(event, "exception"), word(event, "message"), word(event, "code"), *frames(event)]
+    )
+
+
+_UNKNOWN: Owner = ""
+
+
+def side(obs: Observations, event: LogEvent) -> Owner:
+    """Who owns the event: its own owner, else by its frames, its log, or because only one side writes logs at all."""
+    if event.owner in ("trainer", "engine"):
+        return event.owner
+    text = "\n".join(frames(event))
+    if _ENGINE_FRAME.search(text):
+        return "engine"
+    if _TRAINER_FRAME.search(text):
+        return "trainer"
+    if event.owner:
+        return event.owner
+    by_name = next((log.owner for log in obs.logs if log.source == event.where.source), _UNKNOWN)
+    if by_name:
+        return by_name
+    same: set[Owner] = {other.owner for other in obs.events if other.where.source == event.where.source}
+    same.discard("")
+    return same.pop() if len(same) == 1 else _UNKNOWN
+
+
+def last_time(obs: Observations) -> float | None:
+    """The newest time in the evidence."""
+    times = [event.time for event in obs.events if event.time is not None]
+    times += [log.last_time for log in obs.logs if log.last_time is not None]
+    times += [row.time for row in obs.metrics if row.time is not None]
+    times += [phase.time for phase in obs.phases if phase.time is not None]
+    return max(times, default=None)
+
+
+def before(left: LogEvent, right: LogEvent) -> bool:
+    """`left` came before `right`."""
+    return left.order < right.order
+
+
+def newest(events: Iterable[LogEvent], than: LogEvent) -> LogEvent | None:
+    """The last of the events that came before `than`."""
+    found = None
+    for event in events:
+        if event.order < than.order:
+            found = event
+    return found
+
+
+def same_process(left: LogEvent, right: LogEvent) -> bool:
+    """Both lines are of one process, as far as the evidence says."""
+    for name in ("pid", "engine", "rank"):
+        a, b = getattr(left, name), getattr(right, name)
+        if a is not None and b is not None and a != b:
+            return False
+    return left.pid is not None or left.where.source == right.where.source
+
+
+def goes_on(obs: Observations, event: LogEvent) -> bool:
+    """The run made progress after the event: a finished step or rollout, or work of the side that owns it."""
+    for row in obs.metrics:
+        if row.time is not None and event.time is not None:
+            if row.time > event.time:
+                return True
+        elif row.where is not None and row.where.source == event.where.source and _after(row.where, event.where):
+            return True
+    owner = side(obs, event)
+    later = (other for other in of_kind(obs, *_PROGRESS) if other.order > event.order)
+    return any(side(obs, other) == owner and _same_side_process(event, other) for other in later)
+
+
+def _after(left: Where, right: Where) -> bool:
+    return (left.line or 0) > (right.line or 0)
+
+
+def _same_side_process(event: LogEvent, other: LogEvent) -> bool:
+    return event.pid is None or other.pid is None or event.pid == other.pid
+
+
+def who(event: LogEvent) -> str:
+    """The process for a sentence: `MegatronTrainRayActor rank 3 (pid 4101, node-a)`."""
+    name = event.actor or {"trainer": "the trainer", "engine": "the engine"}.get(
+        event.owner, event.owner or "a process"
+    )
+    if event.engine is not None and not event.actor:
+        name = f"engine {event.engine}"
+    if event.rank is not None:
+        name += f" rank {event.rank}"
+    more = [f"pid {event.pid}"] if event.pid is not None else []
+    more += [event.node] if event.node else []
+    return f"{name} ({', '.join(more)})" if more else name
+
+
+def distinct(values: Iterable[object]) -> list[object]:
+    """Each once, in order."""
+    return list(dict.fromkeys(values))
+
+
+def hidden(events: Sequence[LogEvent]) -> bool:
+    """Ray hid the same line of other processes."""
+    return any(event.repeated for event in events)
+
+
+DEDUP = "RAY_DEDUP_LOGS=0 (Ray hid the same line of other ranks)"
+"""Advice where `hidden`."""
