@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from rltop.cli.output import note
 from rltop.errors import RltopError
-from rltop.runs import find_run, list_runs
+from rltop.runs import RunInfo, find_run, list_runs
 
 
 def down(name: str | None, *, timeout_s: float) -> int:
     """Stop the trainer and the daemon of a run. A run that is not running is not an error: it is down.
 
+    A trainer that outlived its daemon is stopped too. When this returns, `rltop ps` no longer shows the run.
     Raises RltopError: no such run; no name while several runs are alive; it does not end.
     """
     from rltop.daemon.spawn import stop_daemon
@@ -20,9 +23,23 @@ def down(name: str | None, *, timeout_s: float) -> int:
             "say which run to stop", where="down", why=f"alive: {', '.join(living)}", do=f"rltop down {living[0]}"
         )
     run = find_run(name)
-    if not run.alive:
+    if run.alive:
+        stop_daemon(run, timeout_s=timeout_s)
+        note(f"run {run.name} is down")
+    elif (stopped := _stop_orphan(run)) is not None:
+        note(f"run {run.name} had no daemon; its trainer (process {stopped}) is stopped")
+    else:
         note(f"run {run.name} is not running")
-        return 0
-    stop_daemon(run, timeout_s=timeout_s)
-    note(f"run {run.name} is down")
     return 0
+
+
+def _stop_orphan(run: RunInfo) -> int | None:
+    """End the trainer that a dead daemon left running; returns its pid, None when there is none."""
+    from rltop.daemon.trainer_job import adopt_trainer, read_record
+
+    record = read_record(run.path)
+    job = adopt_trainer(record, run.path) if record is not None else None
+    if job is None:
+        return None
+    asyncio.run(job.stop(note))
+    return job.pid

@@ -87,3 +87,14 @@ def age(seconds: float) -> str:
     if days == 0:
         return f"{hours}h{minutes % 60:02d}m"
     return f"{days}d{hours % 24:02d}h"
+
+
+def size(count: int | None) -> str:
+    """`512 B`, `1.5 MB`: bytes in powers of 1000; `-` where unknown."""
+    if count is None:
+        return "-"
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if value >= 99.5 or units[0] == "B" else f"{value:.2g} {units[0]}"

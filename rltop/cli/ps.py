@@ -1,21 +1,26 @@
-"""`rltop ps`: the runs of this user on this machine, with a glance at each living one."""
+"""`rltop ps`: the runs of this user on this machine, with a glance at each: living ones asked, dead ones read."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rltop.cli.connect import running
-from rltop.cli.output import age, note, number, print_json, table
+from rltop.cli.output import age, note, number, print_json, size, table
 from rltop.client import local_client
 from rltop.errors import RltopError
 from rltop.runs import RunInfo, list_runs
+from rltop.runs.disk import disk_bytes
 
 GLANCE_S = 2.0
 """Longest wait for the state of one living run; all are asked at once."""
-GLANCE_KEYS = ("run", "phase", "checks", "metric/rollout/raw_reward")
-HEAD = ("run", "state", "rollout", "reward", "fail", "warn", "age", "pid", "directory")
+REWARD = "metric/rollout/raw_reward"
+GLANCE_KEYS = ("run", "phase", "checks", REWARD)
+HEAD = ("run", "state", "rollout", "reward", "checks", "age", "size", "pid", "why")
 
 
 def ps(*, as_json: bool, every: bool) -> int:
@@ -27,13 +32,47 @@ def ps(*, as_json: bool, every: bool) -> int:
         print_json({"runs": rows})
         return 0
     now = time.time()
-    lines = table(
-        HEAD, [[*(row[key] for key in HEAD[:6]), age(now - row["started"]), row["pid"], row["path"]] for row in rows]
-    )
-    print("\n".join(lines))
+    print("\n".join(_fitted(table(HEAD, [_cells(row, now) for row in rows]))))
     if hidden := len(runs) - len(shown):
         note(f"{number(hidden)} dead: rltop ps --all")
+    orphans = [row["run"] for row in rows if row["state"] == "orphaned"]
+    if orphans:
+        note(f"no daemon, but a trainer that runs on: {', '.join(orphans)} (rltop down NAME stops it)")
     return 0
+
+
+def _cells(row: Mapping[str, Any], now: float) -> list[Any]:
+    if row["alive"]:
+        when = f"up {age(now - row['started'])}"
+    else:
+        when = f"{age(now - row['ended'])} ago" if row["ended"] else "-"
+    return [
+        *(row[key] for key in ("run", "state", "rollout", "reward")),
+        _verdicts(row),
+        when,
+        size(row["bytes"]),
+        row["pid"],
+        row["problem"] or row["text"],
+    ]
+
+
+def _verdicts(row: Mapping[str, Any]) -> str | None:
+    """`2 fail, 1 warn: train.nan`: the counts, and what they come from."""
+    counts = row["verdicts"]
+    if not counts:
+        return None
+    bad = [f"{counts[status]} {status}" for status in ("fail", "warn") if counts.get(status)]
+    if not bad:
+        return "ok" if counts.get("pass") else "-"
+    return ", ".join(bad) + (f": {', '.join(row['root_causes'])}" if row["root_causes"] else "")
+
+
+def _fitted(lines: list[str]) -> list[str]:
+    """Lines no wider than the terminal; whole where the answer goes to a file or another program."""
+    if not sys.stdout.isatty():
+        return lines
+    width = shutil.get_terminal_size().columns
+    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
 
 
 async def _glance_at_all(runs: list[RunInfo]) -> list[dict[str, Any]]:
@@ -41,33 +80,61 @@ async def _glance_at_all(runs: list[RunInfo]) -> list[dict[str, Any]]:
 
 
 async def _glance(run: RunInfo) -> dict[str, Any]:
+    """One row, whatever happens to the run meanwhile."""
     row: dict[str, Any] = {
         "run": run.name,
         "alive": run.alive,
-        "state": "no answer" if run.alive else "dead",
+        "state": "no answer",
+        "text": "",
         "rollout": None,
         "reward": None,
         "fail": None,
         "warn": None,
+        "verdicts": {},
+        "root_causes": [],
         "started": run.started,
+        "ended": None,
         "pid": run.pid if run.alive else None,
         "host": run.host,
         "version": run.version,
         "path": str(run.path),
+        "bytes": await asyncio.to_thread(disk_bytes, run.path),
+        "problem": None,
     }
-    if not run.alive:
-        return row
+    try:
+        return row | (await _living(run) if run.alive else await asyncio.to_thread(_dead, run))
+    except RltopError as error:
+        return row | {"problem": error.what} | ({} if run.alive else {"state": "dead"})
+
+
+async def _living(run: RunInfo) -> dict[str, Any]:
     async with running(local_client(run, want=GLANCE_KEYS)) as client:
-        try:
-            await client.wait_live(GLANCE_S)
-        except RltopError as error:
-            return row | {"problem": error.what}
+        await client.wait_live(GLANCE_S)
         state = client.mirror.state
-    summary = (state.get("checks") or {}).get("summary") or {}
-    return row | {
-        "state": (state.get("run") or {}).get("state", "waiting"),
-        "rollout": (state.get("phase") or {}).get("rollout_id"),
-        "reward": (state.get("metric/rollout/raw_reward") or {}).get("value"),
-        "fail": summary.get("fail"),
-        "warn": summary.get("warn"),
+    facts = state.get("run") or {}
+    return {**_numbers(state), "state": facts.get("state", "waiting"), "text": facts.get("text", "")}
+
+
+def _dead(run: RunInfo) -> dict[str, Any]:
+    from rltop.daemon.past import end_of, open_past, state_of
+
+    with open_past(run.path) as past:
+        end = end_of(past.connection, run.path)
+        state = state_of(past.connection, GLANCE_KEYS)
+    return {**_numbers(state), "state": end.state, "text": end.text, "ended": end.ended}
+
+
+def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
+    checks = state.get("checks") or {}
+    counts = checks.get("summary") or {}
+    reward = state.get(REWARD) or {}
+    phase = state.get("phase") or {}
+    rollout = phase.get("rollout_id")
+    return {
+        "rollout": rollout if rollout is not None else reward.get("step"),
+        "reward": reward.get("value"),
+        "fail": counts.get("fail"),
+        "warn": counts.get("warn"),
+        "verdicts": counts,
+        "root_causes": list(checks.get("root_causes") or []),
     }

@@ -74,7 +74,7 @@ class Archive:
         self._core = Core(_Nowhere(), now=time.time)
         restored = replay.restore(past.connection, self._core.series, events=RING_SIZE)
         self._core.ring.restore(restored.events, restored.head)
-        end = end_of(past.connection)
+        end = end_of(past.connection, run_dir)
         for key, value in {**restored.state, **_as_past(restored.state, end, run_dir)}.items():
             self._core.table.set(key, value)
         self._backend = ArchiveBackend(self._core, past)

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rltop.daemon import schema
-from rltop.daemon.trainer_job import TrainerRecord, adopt_trainer
+from rltop.daemon.trainer_job import adopt_trainer, how_it_ended, read_record
 from rltop.errors import RltopError
 
 DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
@@ -117,34 +117,25 @@ def state_of(connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str, A
     return {key: msgspec.msgpack.decode(value) for key, value in rows}
 
 
-def end_of(connection: sqlite3.Connection, *, alive: Callable[[Mapping[str, Any]], bool] | None = None) -> End:
-    """How the run ended.
-
-    alive: whether the trainer that a `trainer` state describes still runs; default: asks this machine.
-    """
+def end_of(connection: sqlite3.Connection, run_dir: Path) -> End:
+    """How the run ended: what its journal says, and what its trainer's keeper wrote when no daemon was there."""
     state = state_of(connection, ("run", "trainer"))
     run, trainer = state.get("run") or {}, state.get("trainer") or {}
     said = str(run.get("state") or "waiting")
     if said in _OVER:
         return End(said, str(run.get("text") or ""), run.get("ended"))
-    if trainer.get("state") == "running" and (alive or trainer_alive)(trainer):
-        return End("orphaned", f"its daemon is gone, its trainer (process {trainer['pid']}) still runs", None)
+    record = read_record(run_dir)
+    if record is not None and adopt_trainer(record, run_dir) is not None:
+        return End("orphaned", f"its daemon is gone, its trainer (process {record.pid}) still runs", None)
+    if record is not None and record.code is not None and record.marker == trainer.get("marker"):
+        end = how_it_ended(record.code, asked=False, log=run_dir / "trainer.log")
+        words = "the trainer ended while no daemon was there"
+        return End(end.state, f"{words}: {end.text}" if end.text else words, record.ended or None)
     last = connection.execute("SELECT max(t) FROM (SELECT max(t) AS t FROM events UNION SELECT max(t) FROM state)")
     ended = last.fetchone()[0]
     row = connection.execute(
         "SELECT text FROM events WHERE kind = 'run' AND source = 'daemon' ORDER BY eseq DESC LIMIT 1"
     ).fetchone()
-    how = (
-        row[0] if row is not None and row[0].endswith("and stops") else "the daemon was killed or its machine went down"
-    )
+    told = row is not None and row[0].endswith("and stops")
+    how = row[0] if told else "the daemon was killed or its machine went down"
     return End("lost", f"{how}; the run was {said} then, and nobody saw its end", ended)
-
-
-def trainer_alive(trainer: Mapping[str, Any]) -> bool:
-    """Whether exactly the process that a `trainer` state key describes still runs on this machine."""
-    try:
-        log = Path(str(trainer["log"]))
-        record = TrainerRecord(str(trainer["marker"]), int(trainer["pid"]), str(trainer["birth"]))
-    except (KeyError, TypeError, ValueError):
-        return False
-    return adopt_trainer(record, log.parent) is not None

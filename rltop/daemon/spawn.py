@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import zmq
 
 from rltop import runs
@@ -119,19 +120,22 @@ def early_end(run: RunInfo, *, within_s: float) -> Exit | None:
 
 
 def stop_daemon(run: RunInfo, *, timeout_s: float = 20) -> None:
-    """Stop the daemon of a run, and with it the trainer that it started; returns when it is gone.
+    """Stop the daemon of a run, and with it the trainer that it started; returns when its process is gone and its lock
+    is free, so that nobody sees the run alive after that.
 
     A daemon that does not react within `timeout_s` is killed, and an RltopError says what may be left.
     """
-    pid = runs.lock_holder(run.path)
+    deadline = time.monotonic() + timeout_s
+    while (pid := runs.lock_holder(run.path)) == 0 and time.monotonic() < deadline:
+        time.sleep(POLL_S)  # it is just starting and has not said its pid
     if not pid:
         return
+    process = _process(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         _reap(pid)
-        if runs.lock_holder(run.path) != pid:
+        if runs.lock_holder(run.path) != pid and not _there(process):
             return
         time.sleep(POLL_S)
     with contextlib.suppress(ProcessLookupError):
@@ -141,9 +145,23 @@ def stop_daemon(run: RunInfo, *, timeout_s: float = 20) -> None:
         f"the daemon of run {run.name!r} did not stop within {timeout_s:g} s and was killed",
         where=str(run.path),
         why=f"process {pid} did not react to SIGTERM",
-        do=f"its trainer may be alive: rltop up --name {run.name} finds it again",
+        do=f"its trainer may be alive: rltop down {run.name} stops it",
         exit_code=1,
     )
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _there(process: psutil.Process | None) -> bool:
+    try:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _spawn(argv: list[str], env: Mapping[str, str], log: Path, tether: Tether | None) -> int:

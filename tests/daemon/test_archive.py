@@ -125,7 +125,7 @@ def test_a_journal_of_an_older_schema_is_migrated_in_a_copy(tmp_path: Path, monk
     monkeypatch.setitem(schema.prepare.__kwdefaults__ or {}, "migrations", newer)
     with open_past(run, temp=tmp_path) as opened:
         assert opened.path != run / "journal.sqlite"
-        assert end_of(opened.connection).state == "done"
+        assert end_of(opened.connection, run).state == "done"
         assert opened.connection.execute("SELECT count(*) FROM of_the_future").fetchone() == (0,)
     with closing(schema.connect(run / "journal.sqlite", read_only=True)) as connection:
         assert schema.version(connection, run) == len(newer) - 1
@@ -137,10 +137,10 @@ def test_a_trainer_that_outlived_its_daemon_is_no_dead_run(runs_dir: Path) -> No
         killed(run)
         with open_past(run.path) as opened:
             trainer = state_of(opened.connection, ["trainer"])["trainer"]
-            assert end_of(opened.connection).state == "orphaned"
+            assert end_of(opened.connection, run.path).state == "orphaned"
         os.kill(trainer["pid"], signal.SIGKILL)
         with open_past(run.path) as opened:
-            wait_for(lambda: end_of(opened.connection).state == "lost")
+            wait_for(lambda: end_of(opened.connection, run.path).state == "lost")
 
 
 @pytest.mark.parametrize("broken", ["missing", "damaged", "foreign", "newer"])
@@ -157,6 +157,6 @@ def test_a_journal_that_cannot_be_read_is_one_error(tmp_path: Path, broken: str)
                 schema.prepare(connection, path, wal=False)
                 schema.set_meta(connection, "schema_version", 999)
     with pytest.raises(RltopError) as caught, open_past(tmp_path) as opened:
-        end_of(opened.connection)
+        end_of(opened.connection, tmp_path)
     assert str(tmp_path) in caught.value.where
     assert caught.value.why
