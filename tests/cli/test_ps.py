@@ -121,7 +121,7 @@ def test_down_ends_a_trainer_that_outlived_its_daemon(runs_dir: Path, capsys: py
     assert rows(capsys, "--all")["orphan-1"]["state"] == "orphaned"
     assert main(["down", "orphan-1"]) == 0
     assert f"its trainer (process {pid}) is stopped" in capsys.readouterr().err
-    assert rows(capsys, "--all")["orphan-1"]["state"] == "lost"
+    wait_for(lambda: rows(capsys, "--all")["orphan-1"]["state"] == "interrupted")
     assert main(["down", "orphan-1"]) == 0
     assert "is not running" in capsys.readouterr().err
 

@@ -140,7 +140,9 @@ def test_a_trainer_that_outlived_its_daemon_is_no_dead_run(runs_dir: Path) -> No
             assert end_of(opened.connection, run.path).state == "orphaned"
         os.kill(trainer["pid"], signal.SIGKILL)
         with open_past(run.path) as opened:
-            wait_for(lambda: end_of(opened.connection, run.path).state == "lost")
+            wait_for(lambda: end_of(opened.connection, run.path).state == "failed")
+            end = end_of(opened.connection, run.path)
+        assert end.text == "the trainer ended while no daemon was there: the trainer ended with SIGKILL"
 
 
 @pytest.mark.parametrize("broken", ["missing", "damaged", "foreign", "newer"])
