@@ -249,6 +249,10 @@ STEP1: tuple[str, ...] = (
 )
 """The named set `step1`: what must hold at the first step of every run, in the order of slime's guide."""
 
+STEP2: tuple[str, ...] = ("train.colocate-swap", "engine.resume-order", "weights.sync-garble", "train.oom")
+"""The named set `step2`: what only the second step of a run can show, because then the sides swap for the first time
+and the first trained weights are served."""
+
 
 def entry_of(id: str) -> Entry:  # noqa: A002
     """Entry of an id. Raises KeyError for one that is not in the catalogue."""

@@ -186,6 +186,31 @@ def get(
 
 
 @app.command()
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders or files that a run left.")],
+    as_json: Json = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID,...", help="Checks that must have been tested; step1 and step2 are sets of them."),
+    ] = None,
+    allow_skip: Annotated[bool, typer.Option("--allow-skip", help="A required check may be untested.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Thresholds from its [checks.thresholds].")
+    ] = None,
+    refs: Annotated[bool, typer.Option("--refs", help="Say which guide or report each check comes from.")] = False,
+) -> int:
+    """What broke a run, from what it left: logs, metrics, samples, dumps, checkpoints, arguments.
+
+    Reads only, and nothing outside PATH. Exit 0: nothing failed; 1: a check failed; 2: the input can not be used.
+    """
+    from rltop.cli.check import check as run_check
+
+    return run_check(
+        paths, as_json=as_json, require=tuple(require or ()), allow_skip=allow_skip, config=config, refs=refs
+    )
+
+
+@app.command()
 def demo(
     headless: Annotated[
         bool, typer.Option("--headless", help="No dashboard; progress on stderr, ends with the run.")

@@ -5,7 +5,19 @@ A new kind of evidence is a reader in a module of its own and one entry here.
 
 from __future__ import annotations
 
-from rltop.evidence import documents, dumps, hf, http, megatron, ray_status, samples, tables
+from rltop.evidence import (
+    documents,
+    dumps,
+    hf,
+    http,
+    logs,
+    megatron,
+    metrics,
+    ray_status,
+    samples,
+    settings,
+    tables,
+)
 from rltop.evidence.sink import Reader
 
 READERS: tuple[Reader, ...] = (
@@ -17,5 +29,8 @@ READERS: tuple[Reader, ...] = (
     *documents.READERS,
     *ray_status.READERS,
     *dumps.READERS,
+    *settings.READERS,
+    *metrics.READERS,
+    *logs.READERS,
 )
 """Directories first: what a directory reader claims is not offered to the others."""

@@ -30,6 +30,9 @@ class Line:
     """From 1."""
     own_prefix: bool = False
     """The line itself has an actor prefix, a time or a rank tag."""
+    time_of_its_own: bool = False
+    certain_owner: bool = False
+    """`owner` comes from a prefix, not from the name of the file."""
     owner: Owner = ""
     actor: str = ""
     pid: int | None = None

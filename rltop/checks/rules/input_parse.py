@@ -1,0 +1,46 @@
+"""`input.parse`: the evidence can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rltop.checks.observe import Observations
+from rltop.checks.phrase import of_place
+from rltop.checks.thresholds import Thresholds
+from rltop.checks.verdict import Verdict
+
+ID = "input.parse"
+MOST = 8
+"""Files that are named."""
+
+
+def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
+    """One verdict over all files. The cut last line of a growing file is fine."""
+    if obs.live or obs.launch:
+        cause = "there are no files: the evidence is a stream" if obs.live else "nothing has run yet"
+        return [Verdict(ID, "skip", cause=cause)]
+    if not obs.files and not obs.problems:
+        return [Verdict(ID, "skip", cause="no file was given")]
+    bad = [problem for problem in obs.problems if not problem.cut_end]
+    cut = len(obs.problems) - len(bad)
+    value = {"files": len(obs.files), "problems": len(bad)}
+    if not bad:
+        note = f" The last line of {cut} growing file{'s' if cut > 1 else ''} is cut, which is fine." if cut else ""
+        return [Verdict(ID, "pass", value=value, threshold=0, cause=f"All {len(obs.files)} files can be read.{note}")]
+    first = bad[0]
+    place = first.where.source if first.where.line is None else f"{first.where.source}:{first.where.line}"
+    cause = f"{place} is not {first.kind}: {first.why}."
+    if len(bad) > 1:
+        files = list(dict.fromkeys(problem.where.source for problem in bad))
+        cause += f" {len(bad)} places in {len(files)} files can not be read; the rest was used."
+    return [
+        Verdict(
+            ID,
+            "warn",
+            value=value | {"sources": list(dict.fromkeys(problem.where.source for problem in bad))[:MOST]},
+            threshold=0,
+            evidence=tuple(of_place(problem.where, problem.where.text or problem.why) for problem in bad[:MOST]),
+            cause=cause,
+            advice=(f"copy {first.where.source} again", "let the run flush its files before they are copied"),
+        )
+    ]

@@ -1,0 +1,97 @@
+"""`rltop check PATH...`: judges what a run left behind. stdout is the report, or its JSON and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rltop.checks.catalogue import CATALOGUE, STEP1, STEP2
+from rltop.checks.evaluate import evaluate
+from rltop.checks.render import render
+from rltop.checks.thresholds import DEFAULTS, Thresholds, override
+from rltop.checks.verdict import Report
+from rltop.cli.output import note, print_json
+from rltop.errors import RltopError
+from rltop.evidence.collect import collect
+
+SETS: Mapping[str, tuple[str, ...]] = {"step1": STEP1, "step2": STEP2}
+
+
+def check(
+    paths: Sequence[Path],
+    *,
+    as_json: bool = False,
+    require: Sequence[str] = (),
+    allow_skip: bool = False,
+    config: Path | None = None,
+    refs: bool = False,
+) -> int:
+    """Reads, judges, prints. 0: nothing failed; 1: a check failed, or a required one was not tested.
+
+    Raises RltopError (exit 2) when the input can not be used.
+    """
+    wanted = required(require)
+    thresholds = read_thresholds(config) if config is not None else DEFAULTS
+    obs = collect(paths)
+    report = evaluate(obs, thresholds)
+    untested = [] if allow_skip else skipped(report, wanted)
+    if as_json:
+        document: dict[str, Any] = msgspec.to_builtins(report)
+        print_json({key: value for key, value in document.items() if key != "schema"})
+    else:
+        width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+        print(render(report, width=width, refs=refs, injected_faults=obs.injected_faults))
+    for id_ in untested:
+        note(f"rltop: {id_} is required and was not tested (--allow-skip lets that pass)")
+    sys.stdout.flush()
+    return 1 if report.summary.get("fail") or untested else 0
+
+
+def required(words: Sequence[str]) -> tuple[str, ...]:
+    """Ids of `--require`, with `step1` and `step2` for their sets. Raises RltopError for an unknown one."""
+    known = {entry.id for entry in CATALOGUE}
+    ids: list[str] = []
+    for word in (part.strip() for text in words for part in text.split(",")):
+        if word in SETS:
+            ids += SETS[word]
+        elif word in known:
+            ids.append(word)
+        elif word:
+            from difflib import get_close_matches
+
+            close = get_close_matches(word, [*known, *SETS], n=1, cutoff=0.3)
+            raise RltopError(
+                f"there is no check {word!r}",
+                where="--require",
+                why=f"known are {len(known)} ids and the sets step1, step2",
+                do=f"did you mean {close[0]}?" if close else "rltop check --help",
+            )
+    return tuple(dict.fromkeys(ids))
+
+
+def skipped(report: Report, ids: Sequence[str]) -> list[str]:
+    """Of `ids` those that nothing but `skip` was said of."""
+    tested = {verdict.id for verdict in report.verdicts if verdict.status != "skip"}
+    return [id_ for id_ in ids if id_ not in tested]
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """`[checks.thresholds]` of a TOML file. Raises RltopError for a file or table that can not be used."""
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RltopError("is no TOML", where=str(path), why=str(error)) from None
+    checks = document.get("checks", {})
+    values = checks.get("thresholds", {}) if isinstance(checks, dict) else None
+    if not isinstance(values, dict):
+        raise RltopError("[checks.thresholds] must be a table", where=str(path), do="[checks.thresholds]")
+    return override(values, where=f"{path} [checks.thresholds]")

@@ -1,0 +1,545 @@
+"""Reads a log of any size in one pass and constant memory: lines in, events, metric rows, phases and samples out.
+
+Most lines of a log say nothing that a rule wants. Whether one does is looked up by its shape, which is the line without
+its digits: lines of one shape are alike, so most of them cost one dictionary look-up. Model text (`First rollout
+sample`, `Finish rollout`) becomes a sample and is never searched for anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rltop.checks.found import LogEvent, LogSource, Owner
+from rltop.checks.observe import Args, MetricRow, PhaseEvent
+from rltop.evidence import logtext
+from rltop.evidence.bounded import FirstAndNewest
+from rltop.evidence.lines import RECOGNISERS, Line, Recogniser
+from rltop.evidence.pieces import Splitter, chunks
+from rltop.evidence.prefix import Prefix, owner_of_actor, owner_of_file, read_prefix
+from rltop.evidence.sink import Reader, Sink, Source
+from rltop.evidence.traceback import Block, event_of, opens
+
+DIGITS = b"0123456789"
+MOST_SHAPES = 50_000
+"""Shapes that are remembered; then it starts anew."""
+SHAPE = 4096
+"""Bytes of a line that make its shape; a longer one is looked at every time."""
+LOOK_BACK = 5000
+"""Lines that are gone back for the prefix of a line that has none."""
+MOST_BLOCKS = 256
+RING = 48
+"""Batch and access lines of one process that are kept as first, as newest, and before and after any other event."""
+MOST_STREAMS = 1024
+EVENTS = (4000, 4000)
+"""First and newest events of one kind in one log."""
+ROWS = (60_000, 60_000)
+TEXT = 65_536
+
+_TAPS: tuple[tuple[str, bytes], ...] = (
+    ("sample", b"First rollout sample"),
+    ("sample", b"Finish rollout"),
+    ("dict", b" : {"),
+    ("dict", b"step: - "),
+    ("dict", b" iteration "),
+    ("dict", b"{'"),
+    ("timer", b"Timer "),
+    ("args", b" arguments -"),
+    ("args", b"Namespace("),
+    ("args", b"ServerArgs("),
+    ("args", b".py --"),
+    ("args", b".py \\"),
+    ("abort", b"Unexpected result"),
+    ("error", b"Traceback (most"),
+    ("error", b'File "'),
+    ("error", b"Error"),
+    ("error", b"xception"),
+    ("error", b"Interrupt"),
+    ("error", b"Failure"),
+    ("error", b"Failed"),
+    ("error", b"Died"),
+    ("error", b"Timeout"),
+    ("error", b"SystemExit"),
+    ("actor", b":actor_name:"),
+    ("model", b"[prompt] "),
+    ("model", b"[response] "),
+)
+"""What makes a line interesting besides the recognisers: (what for, literal in the line without digits)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What a shape is worth looking at for."""
+
+    recognisers: tuple[Recogniser, ...] = ()
+    taps: frozenset[str] = frozenset()
+    bulk: bool = False
+    """Only bulk recognisers."""
+
+
+NOTHING = Hits()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Recognisers with their needles as they are searched for."""
+
+    entries: tuple[tuple[bytes, Recogniser], ...]
+
+    @staticmethod
+    def of(recognisers: Iterable[Recogniser]) -> Table:
+        """The table of some recognisers. Raises ValueError for a needle without a letter left."""
+        entries = []
+        for recogniser in recognisers:
+            for needle in recogniser.needles:
+                literal = needle.encode().translate(None, DIGITS)
+                if not literal.strip():
+                    raise ValueError(f"recogniser {recogniser.kind}: the needle {needle!r} has no letters")
+                entries.append((literal, recogniser))
+        return Table(tuple(entries))
+
+    def hits(self, shape: bytes) -> Hits:
+        """What a line of this shape may be."""
+        found = tuple(dict.fromkeys(recogniser for literal, recogniser in self.entries if literal in shape))
+        taps = frozenset(name for name, literal in _TAPS if literal in shape)
+        if not found and not taps:
+            return NOTHING
+        return Hits(found, taps, bool(found) and not taps and all(recogniser.bulk for recogniser in found))
+
+
+TABLE = Table.of(RECOGNISERS)
+
+
+@dataclass(slots=True)
+class _Context:
+    """The newest prefix above a line, and what came with it."""
+
+    number: int = 0
+    owner: Owner = ""
+    certain: bool = False
+    actor: str = ""
+    pid: int | None = None
+    node: str = ""
+    rank: int | None = None
+    tags: Mapping[str, int] = field(default_factory=dict)
+    level: str = ""
+    time: float | None = None
+
+
+@dataclass(slots=True)
+class _Bulk:
+    """Batch or access lines of one process."""
+
+    kept: int = 0
+    after: int = 0
+    """So many more are kept, because something happened."""
+    minute: bytes = b""
+    ring: deque[tuple[int, bytes, Hits, _Context]] = field(default_factory=lambda: deque(maxlen=RING))
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one log has given so far; bounded."""
+
+    events: dict[str, FirstAndNewest[LogEvent]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    rows: FirstAndNewest[MetricRow] = field(default_factory=lambda: FirstAndNewest(*ROWS))
+    phases: FirstAndNewest[PhaseEvent] = field(default_factory=lambda: FirstAndNewest(8000, 8000))
+    samples: logtext.SampleLines = field(default_factory=logtext.SampleLines)
+    args: list[Args] = field(default_factory=list)
+    aborts: list[LogEvent] = field(default_factory=list)
+
+
+class LogScan:
+    """One pass over one log. `feed` any number of times, then `finish`; `take` hands out what is there so far."""
+
+    def __init__(self, name: str, table: Table = TABLE) -> None:
+        self._name = name
+        self._table = table
+        self._shapes: dict[bytes, Hits] = {}
+        self._owner, self._rank, self._engine = owner_of_file(name)
+        self._context = _Context()
+        self._last: tuple[int, bytes] | None = None
+        self._year: int | None = None
+        self._blocks: dict[tuple[object, ...], Block] = {}
+        self._bulk: dict[bytes, _Bulk] = {}
+        self._tables = logtext.ArgsTables(name)
+        self._masked = False
+        self._first_time: float | None = None
+        self._last_time: float | None = None
+        self._rollouts = logtext.RolloutContext()
+        self._lines = 0
+        self.taken = Taken()
+
+    def feed(self, start: int, pieces: Sequence[bytes]) -> None:
+        """Lines `start`, `start` + 1, ...: the whole of each, or one piece of a line."""
+        shapes, number = self._shapes, start - 1
+        for piece in pieces:
+            number += 1
+            if not piece:
+                continue
+            shape = piece.translate(None, DIGITS)
+            hits = shapes.get(shape)
+            if hits is None:
+                hits = self._look(shape)
+            if hits is NOTHING and not self._blocks and not self._masked and not self._tables.open:
+                continue
+            if hits.bulk and not self._blocks and not self._masked and not self._tables.open:
+                self._one_of_many(start, number, pieces, hits)
+                continue
+            self._line(number, piece, hits, self._above(start, number, pieces))
+        self._leave(start, pieces)
+        self._lines = max(self._lines, number)
+
+    def _look(self, shape: bytes) -> Hits:
+        hits = self._table.hits(shape)
+        if len(shape) <= SHAPE:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = hits
+        return hits
+
+    # -- prefixes of lines above
+
+    def _above(self, start: int, number: int, pieces: Sequence[bytes]) -> _Context:
+        """The context of line `number`: the newest prefix above it. Lines in between were not looked at yet."""
+        seen = self._context
+        if seen.number >= number - 1:
+            return seen
+        time_only: Prefix | None = None
+        for at in range(number - 1, max(start - 1, seen.number, number - LOOK_BACK), -1):
+            piece = pieces[at - start]
+            if not _may_be_prefixed(piece):
+                continue
+            prefix = self._prefix(piece)
+            if not prefix.given:
+                continue
+            if prefix.time is None and time_only is None:
+                time_only = prefix
+                continue
+            self._enter(time_only or prefix, number - 1, prefix.time)
+            return self._context
+        if time_only is not None:
+            self._enter(time_only, number - 1, None)
+        seen.number = max(seen.number, number - 1)
+        return self._context
+
+    def _leave(self, start: int, pieces: Sequence[bytes]) -> None:
+        """Take the prefix of the last lines along: the next lines may have none."""
+        if pieces:
+            self._above(start, start + len(pieces), pieces)
+
+    def _prefix(self, piece: bytes) -> Prefix:
+        prefix = read_prefix(piece[:2048].decode("utf-8", "replace"), self._year)
+        if prefix.year is not None:
+            self._year = prefix.year
+        return prefix
+
+    def _enter(self, prefix: Prefix, number: int, time: float | None) -> None:
+        old = self._context
+        owner, certain = self._owner_of(prefix)
+        time = time if time is not None else old.time
+        self._context = _Context(
+            number,
+            owner,
+            certain,
+            prefix.actor,
+            prefix.pid,
+            prefix.node,
+            self._rank_of(prefix),
+            prefix.tags,
+            prefix.level,
+            time,
+        )
+        if time is not None:
+            self._first_time = time if self._first_time is None else min(self._first_time, time)
+            self._last_time = time if self._last_time is None else max(self._last_time, time)
+
+    def _owner_of(self, prefix: Prefix) -> tuple[Owner, bool]:
+        if prefix.actor and (owner := owner_of_actor(prefix.actor)):
+            return owner, True
+        if prefix.rank is not None:
+            return ("engine" if self._owner == "engine" else "trainer"), True
+        if prefix.tags:
+            return "engine", True
+        return self._owner, False
+
+    def _rank_of(self, prefix: Prefix) -> int | None:
+        if prefix.rank is not None:
+            return prefix.rank
+        return prefix.tags.get("TP") if prefix.tags else self._rank
+
+    def _make(self, number: int, piece: bytes, above: _Context) -> Line:
+        prefix = read_prefix(piece[:TEXT].decode("utf-8", "replace"), self._year)
+        if prefix.year is not None:
+            self._year = prefix.year
+        if prefix.given:
+            self._enter(prefix, number, prefix.time)
+        else:
+            self._context = replace(above, number=number)
+        context = self._context
+        inherits = not prefix.given
+        return Line(
+            text=prefix.text,
+            raw=prefix.plain,
+            source=self._name,
+            number=number,
+            own_prefix=prefix.given,
+            time_of_its_own=prefix.time is not None,
+            certain_owner=context.certain,
+            owner=context.owner,
+            actor=context.actor,
+            pid=context.pid,
+            node=context.node,
+            rank=context.rank,
+            engine=self._engine if context.owner == "engine" else None,
+            level=prefix.level if not inherits else "",
+            time=context.time,
+            tags=context.tags,
+            repeated=prefix.repeated,
+        )
+
+    # -- one line that may say something
+
+    def _line(self, number: int, piece: bytes, hits: Hits, above: _Context) -> None:
+        line = self._make(number, piece, above)
+        if self._masked or "model" in hits.taps:
+            self._masked = logtext.still_masked(line.text, masked=self._masked)
+            if self._masked:
+                return
+        if "sample" in hits.taps and self.taken.samples.take(line):
+            self._close_of(line)
+            return
+        if self._tables.open and self._tables.take(line.text, number):
+            return
+        if self._block(line, hits):
+            return
+        self._recognise(line, hits, None)
+        if hits.taps:
+            self._tap(line, hits)
+
+    def _tap(self, line: Line, hits: Hits) -> None:
+        taps = hits.taps
+        if "dict" in taps:
+            self._metrics(line)
+        if "timer" in taps and (phase := logtext.phase_of(line)):
+            self.taken.phases.append(phase)
+            self._count("phase")
+        if "args" in taps:
+            self.taken.args += self._tables.start(line)
+        if "actor" in taps and line.text.startswith(":actor_name:"):
+            self._owner = owner_of_actor(line.text.removeprefix(":actor_name:").strip()) or self._owner
+
+    def _metrics(self, line: Line) -> None:
+        found = logtext.metrics_of(line)
+        if found is None:
+            return
+        self._count("metrics")
+        for row in self._rollouts.place(found, line):
+            self.taken.rows.append(row)
+        if found.label in ("perf", "rollout") and found.axis == "rollout":
+            self.taken.samples.settle(found.id, line.actor)
+
+    # -- tracebacks
+
+    def _key(self, line: Line) -> tuple[object, ...]:
+        return (line.actor, line.pid, line.node, line.rank)
+
+    def _block(self, line: Line, hits: Hits) -> bool:
+        """The line is part of a traceback. Others of the same process are closed."""
+        key: tuple[object, ...] = self._key(line)
+        candidates = [key] if line.own_prefix else [key, ()]
+        for one in candidates:
+            block = self._blocks.get(one)
+            if block is None:
+                continue
+            if block.takes(line):
+                self._recognise(line, hits, block)
+                self._aborts(line, hits)
+                return True
+            self._close(one)
+        if "error" not in hits.taps or not opens(line.text):
+            return False
+        if len(self._blocks) >= MOST_BLOCKS:
+            self._close(next(iter(self._blocks)))
+        block = Block(line)
+        block.takes(line)
+        self._blocks[key if line.own_prefix else ()] = block
+        self._recognise(line, hits, block)
+        self._aborts(line, hits)
+        return True
+
+    def _close_of(self, line: Line) -> None:
+        self._close(self._key(line))
+
+    def _close(self, key: tuple[object, ...]) -> None:
+        block = self._blocks.pop(key, None)
+        for event in block.close() if block else ():
+            self._keep(event)
+
+    def _aborts(self, line: Line, hits: Hits) -> None:
+        if "abort" in hits.taps:
+            event, _ = event_of("nan_abort", line, {})
+            self.taken.aborts = [*self.taken.aborts[:63], event]
+
+    # -- recognisers and bulk lines
+
+    def _recognise(self, line: Line, hits: Hits, block: Block | None) -> None:
+        found = False
+        for recogniser in hits.recognisers:
+            data = recogniser.parse(line)
+            if data is None:
+                continue
+            event, told = event_of(recogniser.kind, line, data)
+            if block is not None:
+                block.events.append((event, told))
+                del block.events[200:]
+            else:
+                self._keep(event)
+            found = found or not recogniser.bulk
+        if block is None and "abort" in hits.taps:
+            self._aborts(line, hits)
+        if found or block is not None:
+            self._something_happened()
+
+    def _keep(self, event: LogEvent, count: int = 1) -> None:
+        kept = self.taken.events.get(event.kind)
+        if kept is None:
+            kept = self.taken.events[event.kind] = FirstAndNewest(*EVENTS)
+        kept.append(event)
+        self._count(event.kind, count)
+
+    def _count(self, kind: str, by: int = 1) -> None:
+        self.taken.counts[kind] = self.taken.counts.get(kind, 0) + by
+
+    def _one_of_many(self, start: int, number: int, pieces: Sequence[bytes], hits: Hits) -> None:
+        piece = pieces[number - start]
+        end = piece.find(b")", 0, 96) + 1 if piece[:1] in (b"(", b"\x1b") else 0
+        key = piece[:end] + hits.recognisers[0].kind.encode()
+        state = self._bulk.get(key)
+        if state is None:
+            if len(self._bulk) >= MOST_STREAMS:
+                key = b"" + hits.recognisers[0].kind.encode()
+            state = self._bulk.setdefault(key, _Bulk())
+        at = piece.find(b":", end, end + 40)
+        minute = piece[end : at + 3] if at > 0 else b""
+        if state.kept < RING or state.after > 0 or minute != state.minute:
+            if minute != state.minute and state.ring:
+                # The line before a gap tells how long the gap was.
+                self._many(*state.ring.pop())
+            state.minute = minute
+            state.kept += 1
+            state.after = max(0, state.after - 1)
+            self._many(number, piece, hits, self._above(start, number, pieces))
+            return
+        if len(state.ring) == RING:
+            self._count(hits.recognisers[0].kind)  # the oldest leaves the ring unread
+        above = self._above(start, number, pieces) if not _may_be_prefixed(piece) else self._context
+        state.ring.append((number, piece, hits, above))
+
+    def _many(self, number: int, piece: bytes, hits: Hits, above: _Context) -> None:
+        context = self._context
+        line = self._make(number, piece, above)
+        if number < context.number:
+            self._context = context  # an older line: what is above newer ones stays
+        for recogniser in hits.recognisers:
+            data = recogniser.parse(line)
+            if data is not None:
+                event, _ = event_of(recogniser.kind, line, data)
+                self._keep(event)
+
+    def _something_happened(self) -> None:
+        """An event that is no bulk line: the bulk lines around it are evidence."""
+        for state in self._bulk.values():
+            if state.ring:
+                waiting = list(state.ring)
+                state.ring.clear()
+                for entry in waiting:
+                    self._many(*entry)
+            state.after = RING
+
+    # -- the end
+
+    def finish(self, sink: Sink) -> bool:
+        """Hands everything to the sink. False if no line said anything."""
+        for key in list(self._blocks):
+            self._close(key)
+        for state in self._bulk.values():
+            for entry in list(state.ring):
+                self._many(*entry)
+            state.ring.clear()
+        taken = self.taken
+        taken.args += self._tables.finish()
+        events = sorted(
+            (event for kept in taken.events.values() for event in kept), key=lambda event: event.where.line or 0
+        )
+        sink.events += events
+        sink.metrics += self._rollouts.finish(taken.rows)
+        sink.phases += taken.phases
+        sink.samples += taken.samples.finish()
+        sink.args += taken.args
+        sink.lines += [logtext.text_line(event) for event in taken.aborts]
+        counts = dict(taken.counts)
+        if taken.samples.seen:
+            counts["sample"] = taken.samples.seen
+        if taken.args:
+            counts["args"] = len(taken.args)
+        sink.logs.append(
+            LogSource(
+                self._name,
+                self._lines,
+                self._owner,
+                bool(taken.args or counts.get("startup")),
+                self._first_time,
+                self._last_time,
+                counts,
+            )
+        )
+        return bool(counts or self._first_time is not None)
+
+
+def _may_be_prefixed(piece: bytes) -> bool:
+    head = piece[:1]
+    return head in b"([\x1b0123456789 " or head in b"DIWEFC" or head in b"MTFS"
+
+
+def read(source: Source, sink: Sink) -> None:
+    """Reads a log file."""
+    scan = LogScan(source.name)
+    splitter = Splitter()
+    try:
+        with source.path.open("rb") as file:
+            for data in chunks(file):
+                for start, pieces in splitter.feed(data):
+                    scan.feed(start, pieces)
+    except OSError as error:
+        sink.problem(source, "log", f"can not be read: {error.strerror or error}", whole=True)
+    for start, pieces in splitter.end():
+        scan.feed(start, pieces)
+    scan.finish(sink)
+    sink.files.append(source.name)
+
+
+_LOOKS = re.compile(
+    rb"^(?:\x1b\[\d*m)*(?:\([\w:. ]+ ?pid=\d+|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\[rank\d+\]|"
+    rb"Traceback \(most recent call last\)|\[[A-Z]\d{3,4} \d\d:|(?:INFO|WARNING|ERROR):? |"
+    rb"\s*File \"[^\"]+\", line \d+)",
+    re.MULTILINE,
+)
+
+
+def sniff(source: Source, head: bytes) -> bool:
+    """A line looks like one of a log."""
+    return _LOOKS.search(head) is not None
+
+
+READERS: tuple[Reader, ...] = (
+    Reader(
+        "log",
+        ("*.log", "*.log.[0-9]*", "dmesg*.txt", "engine_start*.txt", "*.out", "*.err", "*log*.txt"),
+        read,
+        sniff,
+    ),
+)

@@ -1,0 +1,289 @@
+"""What special log lines hold: metric dicts, timers, printed samples, printed arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from rltop.checks.found import LogEvent
+from rltop.checks.observe import Args, Axis, MetricRow, PhaseEvent, Sample, TextLine, Where
+from rltop.checks.samples import make_sample
+from rltop.evidence import args as arguments
+from rltop.evidence import literal
+from rltop.evidence.bounded import FirstAndNewest
+from rltop.evidence.lines.line import Line
+from rltop.evidence.metrics import rows_of
+
+# -- metric dicts
+
+_DICT = re.compile(r"(?P<label>[a-z][a-z_-]*) (?P<id>-?\d{1,15}): \{")
+_BARE = re.compile(r"^\s*(?:\S+\.py:\d+ - )?\{['\"]")
+_VERL = re.compile(r"(?:^|\s)step:(?P<id>\d{1,15}) - (?=\S+:)")
+_ITERATION = re.compile(r"(?:^|\s)iteration\s+(?P<id>\d{1,15})\s*/\s*\d+ \|")
+_TRAIN_LABELS = ("step", "critic-step", "train")
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A dict of metrics in a log."""
+
+    label: str
+    """`step`, `rollout`, `perf`, `eval`, ...; `iteration` for Megatron's line; empty for a dict alone."""
+    id: int | None
+    axis: Axis
+    fields: Mapping[str, object]
+
+
+def metrics_of(line: Line) -> Metrics | None:
+    """The metrics of a line; None where it has none."""
+    text = line.text
+    if found := _DICT.search(text):
+        fields = literal.parse_map(text[found.end() - 1 :])
+        if fields is None:
+            return None
+        axis: Axis = "train" if found["label"] in _TRAIN_LABELS else "rollout"
+        return Metrics(found["label"], int(found["id"]), axis, fields)
+    if found := _VERL.search(text):
+        pairs = (part.rpartition(":") for part in text[found.end() :].split(" - "))
+        fields = {name.strip(): value for name, _, raw in pairs if (value := _number(raw)) is not None}
+        return Metrics("step", int(found["id"]), "train", fields) if fields else None
+    if found := _ITERATION.search(text):
+        pairs = (part.rpartition(":") for part in text[found.end() :].split("|"))
+        fields = {name.strip(): value for name, _, raw in pairs if (value := _number(raw)) is not None}
+        return Metrics("iteration", int(found["id"]), "train", fields) if fields else None
+    if _BARE.match(text):
+        fields = literal.parse_map(text)
+        if fields and any("/" in name or name in ("loss", "grad_norm", "reward") for name in fields):
+            return Metrics("", None, "train", fields)
+    return None
+
+
+def _number(raw: str) -> float | None:
+    word = raw.strip()
+    if (call := re.fullmatch(r"(?:np|numpy|torch)?\.?\w+\((.*)\)", word)) is not None:
+        word = call[1]
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+@dataclass(slots=True)
+class RolloutContext:
+    """Which rollout a step of a log belongs to: the one whose own metrics the same process printed before it."""
+
+    _rollout: dict[tuple[str, int | None], tuple[int, int]] = field(default_factory=dict)
+    _whole: bool = True
+    """Every rollout printed its line so far: counting steps after it is safe."""
+
+    def place(self, found: Metrics, line: Line) -> list[MetricRow]:
+        """Rows of a dict, with the rollout that they belong to where the log tells."""
+        where = Where(line.source, line.number, line.raw.strip()[:400])
+        axis, id_ = found.axis, found.id
+        stream = (line.actor, line.pid)
+        if found.label == "rollout" and id_ is not None:
+            old = self._rollout.get(stream)
+            if old is not None and id_ > old[0] + 1:
+                self._whole = False
+            self._rollout[stream] = (id_, 0)
+        rollout_id = id_ if axis == "rollout" else None
+        rows = list(rows_of(found.fields, where, axis=axis, step=id_, rollout_id=rollout_id, rank=None, time=line.time))
+        if found.label != "step":
+            return rows
+        known = self._rollout.get(stream)
+        if known is None:
+            return rows
+        self._rollout[stream] = (known[0], known[1] + 1)
+        return [
+            replace(row, rollout_id=known[0], step_in_rollout=known[1])
+            if row.axis == "train" and row.rollout_id is None
+            else row
+            for row in rows
+        ]
+
+    def finish(self, rows: Iterable[MetricRow]) -> list[MetricRow]:
+        """The rows; without the guessed rollouts if a rollout's line was missing on the way."""
+        if self._whole:
+            return list(rows)
+        return [replace(row, rollout_id=None, step_in_rollout=None) if row.axis == "train" else row for row in rows]
+
+
+# -- timers
+
+_TIMER = re.compile(
+    r"Timer (?P<name>[\w./-]{1,80}) (?P<edge>start|end)(?: \(elapsed: (?P<elapsed>[\d.]+) ?s(?:econds)?\))?"
+)
+
+
+def phase_of(line: Line) -> PhaseEvent | None:
+    """`Timer actor_train start` and `... end (elapsed: 34.2s)`."""
+    found = _TIMER.search(line.text)
+    if found is None:
+        return None
+    try:
+        elapsed = float(found["elapsed"]) if found["elapsed"] else None
+    except ValueError:
+        elapsed = None
+    where = Where(line.source, line.number, line.raw.strip()[:400])
+    edge: Literal["enter", "leave"] = "enter" if found["edge"] == "start" else "leave"
+    return PhaseEvent(found["name"], edge, None, elapsed, time=line.time, where=where)
+
+
+# -- samples
+
+_SAMPLE = re.compile(r"(?P<when>First rollout sample|Finish rollout)\s*:?\s*(?P<rest>\[.*)", re.DOTALL)
+_END = re.compile(r"\], label: (?P<label>.*?)(?:, reward: (?P<reward>.*))?$", re.DOTALL)
+MOST_SAMPLES = (300, 300, 300)
+"""First, newest, and between: a measure of text takes a millisecond or two."""
+
+
+@dataclass(slots=True)
+class _Printed:
+    """A printed sample whose rollout is not known yet."""
+
+    rest: str
+    where: Where
+    rollout_id: int | None = None
+
+
+@dataclass(slots=True)
+class SampleLines:
+    """Printed samples of one log. Each belongs to the rollout whose metrics come next."""
+
+    seen: int = 0
+    _kept: FirstAndNewest[_Printed] = field(default_factory=lambda: FirstAndNewest(*MOST_SAMPLES))
+    _waiting: list[_Printed] = field(default_factory=list)
+    _last: int | None = None
+
+    def take(self, line: Line) -> bool:
+        """The line prints a sample: from here on it is model text."""
+        found = _SAMPLE.search(line.text)
+        if found is None:
+            return False
+        self.seen += 1
+        where = Where(line.source, line.number, line.raw.strip()[:160])
+        printed = _Printed(found["rest"][:32_768], where)
+        self._kept.append(printed)
+        self._waiting = [*self._waiting[-31:], printed]
+        return True
+
+    def settle(self, rollout_id: int | None, actor: str) -> None:
+        """The metrics of a rollout were printed: the samples before them are its own. The trainer's come later."""
+        if rollout_id is None:
+            return
+        if self._last is None or rollout_id != self._last:
+            for printed in self._waiting:
+                printed.rollout_id = rollout_id
+            self._waiting.clear()
+        self._last = rollout_id
+
+    def finish(self) -> list[Sample]:
+        """The samples, measured."""
+        for printed in self._waiting:
+            printed.rollout_id = None if self._last is None else self._last + 1
+        return [_sample(printed, index) for index, printed in enumerate(self._kept)]
+
+
+def _sample(printed: _Printed, index: int) -> Sample:
+    end = None
+    for found in _END.finditer(printed.rest):  # the text may hold the words itself: the last one counts
+        end = found
+    body = printed.rest[: end.start() + 1] if end else printed.rest
+    fields: dict[str, object] = {"response": _text(body), "index": index}
+    if end:
+        reward = _number(end["reward"] or "")
+        fields |= {"label": end["label"].strip(), "reward": reward}
+    return make_sample(fields, rollout_id=printed.rollout_id, where=printed.where)
+
+
+def _text(body: str) -> str:
+    try:
+        value = literal.parse(body)
+    except literal.Unreadable:
+        return body.strip("[]'\"")
+    if isinstance(value, list):
+        return "".join(item for item in value if isinstance(item, str))
+    return str(value)
+
+
+_MODEL = re.compile(r"\s*\[(?:prompt|response)\] ")
+_MODEL_END = re.compile(r"\s*\[(?:ground_truth|score|reward|label)\]")
+
+
+def still_masked(text: str, *, masked: bool) -> bool:
+    """verl prints `[prompt]`, `[response]` and then text over any number of lines; `[ground_truth]` or `[score]` ends
+    it."""
+    if _MODEL.match(text):
+        return True
+    return masked and not _MODEL_END.match(text)
+
+
+def text_line(event: LogEvent) -> TextLine:
+    """A line for rules that read lines."""
+    return TextLine(event.text, event.owner, event.level, event.rank, event.time, where=event.where)
+
+
+# -- arguments
+
+_COMMAND = re.compile(r"(?:^|\s)(?P<command>(?:\S*python[\d.]*\s+(?:-\w+\s+)*)?\S+\.py\s+(?:--|\\).*)", re.DOTALL)
+MOST_ROWS = 5000
+
+
+@dataclass(slots=True)
+class ArgsTables:
+    """Arguments that a log prints: Megatron's table, a Namespace, a command line."""
+
+    source: str
+    open: bool = False
+    _builder: arguments.ArgsBuilder | None = None
+    _where: Where | None = None
+    _rows: int = 0
+    _found: list[Args] = field(default_factory=list)
+
+    def start(self, line: Line) -> list[Args]:
+        """Arguments that this line holds, if any; a table begins."""
+        text = line.text
+        where = Where(line.source, line.number, line.raw.strip()[:200])
+        if arguments.TABLE_END.search(text):
+            return []
+        if arguments.TABLE_START.search(text):
+            self.open, self._rows = True, 0
+            self._builder, self._where = arguments.ArgsBuilder(), where
+            return []
+        if "Namespace(" in text:
+            flags = arguments.namespace(text[text.find("Namespace(") :])
+            return [Args(flags, "", where)] if flags else []
+        if found := _COMMAND.search(text):
+            command = arguments.parse_args(found["command"], line.source, first_line=line.number)
+            if len(command.flags) >= 2:
+                return [replace(command, where=where)]
+        return []
+
+    def take(self, text: str, number: int) -> bool:
+        """The line is a row of the open table, or its end."""
+        self._rows += 1
+        row = arguments.table_row(text)
+        if row is not None and self._builder is not None and self._rows <= MOST_ROWS:
+            self._builder.put(row[0], row[1], number)
+            return True
+        if arguments.TABLE_END.search(text) or self._rows > MOST_ROWS:
+            self._close()
+            return True
+        if not text.strip():
+            return True
+        if self._rows > 1 and self._builder is not None and len(self._builder.flags) == 0:
+            self._close()
+        return False
+
+    def _close(self) -> None:
+        self.open = False
+        if self._builder is not None and self._builder.flags and self._where is not None:
+            self._found.append(replace(self._builder.build(self._where), repeats={}))
+        self._builder = None
+
+    def finish(self) -> list[Args]:
+        """Arguments of the tables."""
+        self._close()
+        return self._found

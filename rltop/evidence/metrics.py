@@ -1,0 +1,261 @@
+"""Metric rows: from a map of names and numbers (a line of `metrics*.jsonl`, a dict in a log) to `MetricRow`s under
+slime's names.
+
+One map may hold both what a rollout measured and what an optimizer step did; it becomes one row of each axis. Names of
+other frameworks keep their own name and get slime's beside it, where both measure the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rltop.checks.found import Row
+from rltop.checks.observe import Axis, MetricRow, SyncEvent, Where
+from rltop.evidence import jsonl
+from rltop.evidence.sink import Reader, Sink, Source
+
+_ALIASES: Mapping[str, str] = {
+    # verl
+    "actor/grad_norm": "train/grad_norm",
+    "actor/loss": "train/loss",
+    "actor/pg_loss": "train/pg_loss",
+    "actor/kl_loss": "train/kl_loss",
+    "actor/ppo_kl": "train/ppo_kl",
+    "actor/pg_clipfrac": "train/pg_clipfrac",
+    "actor/entropy": "train/entropy_loss",
+    "actor/entropy_loss": "train/entropy_loss",
+    "actor/lr": "train/lr-pg_0",
+    "critic/score/mean": "rollout/raw_reward",
+    "response_length/mean": "rollout/response_len/mean",
+    "response_length/max": "rollout/response_len/max",
+    "response_length/min": "rollout/response_len/min",
+    "response_length/clip_ratio": "rollout/truncated_ratio",
+    "training/rollout_probs_diff_mean": "train/rollout_probs_diff_mean",
+    # TRL
+    "completions/clipped_ratio": "rollout/truncated_ratio",
+    "completions/mean_length": "rollout/response_len/mean",
+    "completions/max_length": "rollout/response_len/max",
+    "completions/min_length": "rollout/response_len/min",
+    "grad_norm": "train/grad_norm",
+    "loss": "train/loss",
+    "kl": "train/kl",
+    "reward": "rollout/raw_reward",
+    "learning_rate": "train/lr-pg_0",
+    # Megatron's iteration line
+    "lm loss": "train/loss",
+    "grad norm": "train/grad_norm",
+    "loss scale": "train/loss_scale",
+    "learning rate": "train/lr-pg_0",
+    "number of skipped iterations": "train/skipped_iterations",
+    "number of nan iterations": "train/nan_iterations",
+}
+_ROLLOUT_PREFIXES = (
+    "rollout/",
+    "perf/",
+    "eval/",
+    "multi_turn/",
+    "passrate/",
+    "completions/",
+    "response_length/",
+    "prompt_length/",
+    "critic/score",
+    "critic/rewards",
+    "critic/advantages",
+    "critic/returns",
+)
+_IDS = frozenset(
+    {
+        "rollout_id",
+        "step",
+        "train/step",
+        "rollout/step",
+        "eval/step",
+        "training/global_step",
+        "global_step",
+        "step_in_rollout",
+        "rank",
+        "run",
+        "event",
+        "segment",
+        "epoch",
+        "timestamp",
+        "time",
+        "ts",
+    }
+)
+_TEXT_NUMBERS = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "+inf": math.inf,
+    "infinity": math.inf,
+    "-inf": -math.inf,
+    "-infinity": -math.inf,
+}
+MOST_NAMES = 4096
+"""Metrics of one row."""
+
+
+def number(value: object) -> float | None:
+    """A metric's value: a number, a truth value, or the words that stand for NaN and Inf. None for anything else."""
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    if isinstance(value, str):
+        return _TEXT_NUMBERS.get(value.strip().lower())
+    return None
+
+
+def whole(value: object) -> int | None:
+    """An id: an integer, or a float without a fraction."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else None
+    if isinstance(value, float) and math.isfinite(value) and value == int(value) and abs(value) < 2**53:
+        return int(value)
+    return None
+
+
+def rows_of(
+    fields: Mapping[str, Any],
+    where: Where,
+    *,
+    axis: Axis | None = None,
+    step: int | None = None,
+    rollout_id: int | None = None,
+    rank: int | None = None,
+    time: float | None = None,
+) -> Iterator[MetricRow]:
+    """Rows of one map: none, one, or one per axis. axis, step, rollout_id: what the line says beside the map."""
+    parts: dict[Axis, dict[str, float]] = {"rollout": {}, "train": {}}
+    for name, raw in list(fields.items())[:MOST_NAMES]:
+        value = number(raw)
+        if value is None or name in _IDS:
+            continue
+        alias = _ALIASES.get(name, name)
+        side = _side(alias, axis)
+        parts[side][alias] = value
+        if alias != name:
+            parts[side].setdefault(name, value)
+    given = _first(fields, "train/step", "training/global_step", "global_step", "step")
+    rollout = _first(fields, "rollout/step", "rollout_id", "eval/step")
+    rollout = rollout_id if rollout is None else rollout
+    train_step = step if axis == "train" and given is None else given
+    rollout_step = step if axis == "rollout" and rollout is None else rollout
+    rank = rank if (own := whole(fields.get("rank"))) is None else own
+    time = time if (own_time := _seconds(fields)) is None else own_time
+    if parts["rollout"] and (key := rollout_step if rollout_step is not None else train_step) is not None:
+        # Without a rollout's own id the step stands in; `collect` divides it by the steps per rollout.
+        yield MetricRow("rollout", key, parts["rollout"], rollout_step, None, rank=rank, time=time, where=where)
+    if parts["train"] and (key := train_step if train_step is not None else rollout_step) is not None:
+        inside = whole(fields.get("step_in_rollout"))
+        if inside is None and train_step is None:
+            inside = 0
+        yield MetricRow("train", key, parts["train"], rollout_step, inside, rank=rank, time=time, where=where)
+
+
+def _side(name: str, axis: Axis | None) -> Axis:
+    if name.startswith(("train/", "actor/")):
+        return "train"
+    if name.startswith(_ROLLOUT_PREFIXES):
+        return "rollout"
+    return axis or "train"
+
+
+def _first(fields: Mapping[str, Any], *names: str) -> int | None:
+    return next((found for name in names if (found := whole(fields.get(name))) is not None), None)
+
+
+def _seconds(fields: Mapping[str, Any]) -> float | None:
+    for name in ("timestamp", "time", "ts", "_timestamp"):
+        value = fields.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 1e8 < value < 1e11:
+            return float(value)
+    return None
+
+
+def is_metrics(fields: Mapping[str, Any]) -> bool:
+    """The map looks like a row of metrics: an id and at least one number that has a framework's name."""
+    ids = any(name in fields for name in ("step", "train/step", "rollout_id", "rollout/step", "training/global_step"))
+    named = any("/" in name and number(value) is not None for name, value in fields.items())
+    return (ids and named) or (named and "event" in fields) or _is_sequence_error(fields)
+
+
+def _is_sequence_error(fields: Mapping[str, Any]) -> bool:
+    return "mult_prob_error" in fields or ("prompt_id" in fields and any("error" in name for name in fields))
+
+
+def sniff(source: Source, head: bytes) -> bool:
+    """The first line is a JSON map that looks like metrics."""
+    first = jsonl.first_map(head)
+    return first is not None and is_metrics(first)
+
+
+def read(source: Source, sink: Sink) -> None:
+    """Reads a file of metric rows: JSON lines, one JSON map or list, or the text of Python dicts."""
+    state = _File(sink)
+    count = 0
+    for where, fields in jsonl.maps(source, sink, "metrics"):
+        state.row(where, fields, count)
+        count += 1
+    state.finish()
+    if count:
+        sink.files.append(source.name)
+
+
+class _File:
+    """What one file has said so far."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._run_ids: dict[str, int] = {}
+        self._pending: list[SyncEvent] = []
+        self._last_rollout: int | None = None
+
+    def row(self, where: Where, fields: dict[str, Any], order: int) -> None:
+        if _is_sequence_error(fields):
+            self._sink.rows.append(Row("seq_error", fields, where, order))
+            return
+        if fields.get("event") == "update_weights" or ("weight_version" in fields and not is_metrics(fields)):
+            self._sync(where, fields)
+            return
+        run = fields.get("run")
+        segment = self._run_ids.setdefault(str(run), len(self._run_ids)) if run is not None else 0
+        for row in rows_of(fields, where):
+            rollout = row.rollout_id if row.axis == "rollout" else None
+            if rollout is not None:
+                self._last_rollout = rollout
+                self._settle(rollout)
+            self._sink.metrics.append(_in_run(row, run, segment))
+
+    def _sync(self, where: Where, fields: dict[str, Any]) -> None:
+        ok = fields.get("ok", fields.get("success", True))
+        version = str(fields.get("weight_version", fields.get("version", "")) or "")
+        if not version and (step := whole(fields.get("after_step"))) is not None:
+            version = f"after step {step}"
+        event = SyncEvent(version, ok=ok is not False, where=where, transport=str(fields.get("transport", "") or ""))
+        self._pending.append(event)
+
+    def _settle(self, rollout: int | None) -> None:
+        """The next rollout is the first one sampled with the weights that were pushed before it."""
+        for event in self._pending:
+            self._sink.syncs.append(SyncEvent(event.version, rollout, event.ok, event.transport, where=event.where))
+        self._pending.clear()
+
+    def finish(self) -> None:
+        self._settle(None if self._last_rollout is None else self._last_rollout + 1)
+
+
+def _in_run(row: MetricRow, run: object, segment: int) -> MetricRow:
+    if run is None:
+        return row
+    return MetricRow(
+        row.axis, row.step, row.values, row.rollout_id, row.step_in_rollout, segment, row.rank, row.time, 1, row.where
+    )
+
+
+READERS: tuple[Reader, ...] = (Reader("metrics", ("metrics*.jsonl", "metrics*.json", "seq_err*.jsonl"), read, sniff),)

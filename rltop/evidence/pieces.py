@@ -1,0 +1,146 @@
+"""A text file of any size as lines, in constant memory.
+
+A line ends at `\\n`; a carriage return (progress bars rewrite their line with it) ends a piece of the same line. Of a
+longer piece only the first `MOST` bytes are kept, so one line of 100 MB costs no more than any other. UTF-16 and UTF-32
+files (with their mark) become UTF-8 on the way; other encodings are told apart by nobody and come as they are.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from typing import BinaryIO
+
+MOST = 64 * 1024
+"""Bytes of a piece that are kept."""
+CHUNK = 1024 * 1024
+
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+def encoding_of(head: bytes) -> tuple[str, int]:
+    """(encoding, length of its mark) of a file that begins with `head`; ("", 0) without a mark."""
+    for mark, name in _MARKS:
+        if head.startswith(mark):
+            return name, len(mark)
+    return "", 0
+
+
+def is_binary(head: bytes) -> bool:
+    """The first bytes are no text in any encoding that is read: NUL bytes, or mostly control characters."""
+    if encoding_of(head)[0]:
+        return False
+    if b"\0" in head:
+        return True
+    odd = head.translate(None, _TEXT)
+    return len(odd) > len(head) // 10
+
+
+_TEXT = bytes([*range(0x20, 0x7F), *range(0x80, 0x100), 7, 8, 9, 10, 11, 12, 13, 27])
+
+
+def chunks(file: BinaryIO, *, chunk: int = CHUNK) -> Iterator[bytes]:
+    """The file's bytes, as UTF-8 where it says that it is in a wider encoding."""
+    head = file.read(chunk)
+    encoding, mark = encoding_of(head)
+    if not encoding or encoding == "utf-8":
+        yield head[mark:]
+        while head := file.read(chunk):
+            yield head
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    yield decoder.decode(head[mark:]).encode("utf-8", "replace")
+    while head := file.read(chunk):
+        yield decoder.decode(head).encode("utf-8", "replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+class Splitter:
+    """Cuts a stream of chunks into pieces; keeps what is not finished yet."""
+
+    __slots__ = ("_cut", "_rest", "line")
+
+    def __init__(self, line: int = 1) -> None:
+        self.line = line
+        """Number of the line that is being read, from 1."""
+        self._rest = b""
+        self._cut = False
+        """The piece in `_rest` was longer than `MOST`: what comes until its end is dropped."""
+
+    @property
+    def open(self) -> bool:
+        """Bytes of a line without its end are waiting."""
+        return bool(self._rest) or self._cut
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, list[bytes]]]:
+        """(number of the first, whole lines) in one list, or one line cut at its carriage returns (then the number is
+        that of the line, and it is the only one)."""
+        lines = data.split(b"\n")
+        if len(lines) == 1:
+            self._keep(data)
+            return
+        self._keep(lines[0])
+        first, self._rest, self._cut = self._rest, b"", False
+        tail = lines.pop()
+        lines[0] = first
+        start = self.line
+        self.line += len(lines)
+        if b"\r" in data or b"\r" in first or len(max(lines, key=len)) > MOST:
+            yield from _uneven(start, lines)
+        else:
+            yield start, lines
+        self._keep(tail)
+
+    def end(self) -> Iterator[tuple[int, list[bytes]]]:
+        """What is left when the file ends without a line end."""
+        if self._rest:
+            last, self._rest = self._rest, b""
+            yield from _uneven(self.line, [last])
+
+    def _keep(self, data: bytes) -> None:
+        if b"\r" in data:
+            self._progress(data)
+            return
+        if self._cut:
+            return
+        self._rest += data
+        if len(self._rest) > MOST:
+            self._rest, self._cut = self._rest[:MOST], True
+
+    def _progress(self, data: bytes) -> None:
+        """A line that goes on with carriage returns: of what was rewritten only the newest text is worth keeping."""
+        parts = [part[:MOST] for part in data.split(b"\r")]
+        if not self._cut:
+            parts[0] = (self._rest + parts[0])[:MOST]
+        kept = b"\r".join(parts)
+        if len(kept) > 4 * MOST:
+            kept = kept[-4 * MOST :]
+        self._rest, self._cut = kept, False
+
+
+def _uneven(start: int, lines: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    for number, line in enumerate(lines, start):
+        if b"\r" in line:
+            parts = [part[:MOST] for part in line.split(b"\r") if part]
+            for part in parts:
+                yield number, [part]
+        else:
+            yield number, [line[:MOST]]
+
+
+def lines_of(file: BinaryIO, *, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:
+    """(line number, piece) of a whole file."""
+    splitter = Splitter()
+    for data in chunks(file, chunk=chunk):
+        for number, pieces in splitter.feed(data):
+            for i, piece in enumerate(pieces):
+                yield number + i, piece
+    for number, pieces in splitter.end():
+        for piece in pieces:
+            yield number, piece

@@ -1,0 +1,73 @@
+"""Readers of `args.txt` and `env.txt`."""
+
+from __future__ import annotations
+
+import re
+
+from rltop.checks.found import Document
+from rltop.evidence.args import parse_args
+from rltop.evidence.pieces import encoding_of, is_binary
+from rltop.evidence.sink import Reader, Sink, Source
+
+MOST = 4 * 1024 * 1024
+_ENV = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>.*)")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIAL", re.I)
+MASK = "***"
+
+
+def read_text(source: Source, sink: Sink, kind: str) -> str | None:
+    """A small text file, in whole; None (and a problem) where it can not be one."""
+    try:
+        with source.path.open("rb") as file:
+            data = file.read(MOST + 1)
+    except OSError as error:
+        sink.problem(source, kind, f"can not be read: {error.strerror or error}", whole=True)
+        return None
+    if not data.strip():
+        sink.problem(source, kind, "the file is empty", line=1, whole=True)
+        return None
+    if is_binary(data[:4096]):
+        sink.problem(source, kind, "the file is binary", line=1, whole=True)
+        return None
+    if len(data) > MOST:
+        sink.problem(source, kind, "the file is longer than 4 MiB; the rest is not read")
+    encoding, mark = encoding_of(data)
+    return data[mark:MOST].decode(encoding or "utf-8", "replace")
+
+
+def read_args(source: Source, sink: Sink) -> None:
+    """A command line, or flags over any number of lines."""
+    text = read_text(source, sink, "args")
+    if text is None:
+        return
+    found = parse_args(text, source.name)
+    if not found.flags and not found.framework:
+        sink.problem(source, "args", "there is no flag in it", line=1, whole=True)
+        return
+    sink.args.append(found)
+    sink.files.append(source.name)
+
+
+def read_env(source: Source, sink: Sink) -> None:
+    """`KEY=value` lines. Values of secrets are masked."""
+    text = read_text(source, sink, "env")
+    if text is None:
+        return
+    fields: dict[str, object] = {}
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _ENV.match(line.strip()):
+            value = found["value"].strip().strip("'\"")
+            fields[found["name"]] = MASK if _SECRET.search(found["name"]) else value[:4096]
+            lines[found["name"]] = number
+    if not fields:
+        sink.problem(source, "env", "there is no KEY=value line in it", line=1, whole=True)
+        return
+    sink.documents.append(Document("env", source.name, fields, "", lines))
+    sink.files.append(source.name)
+
+
+READERS: tuple[Reader, ...] = (
+    Reader("args", ("args*.txt", "*_args.txt", "cmd*.txt", "command*.txt"), read_args),
+    Reader("env", ("env.txt", "env*.txt", "*.env"), read_env),
+)
