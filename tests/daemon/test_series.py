@@ -10,7 +10,7 @@ from math import inf, isfinite, isnan, nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rltop.daemon.series import BLOCK, MAX_SERIES, Buckets, SeriesStore
+from rltop.daemon.series import BLOCK, MAX_SERIES, MIN_POINTS, Buckets, SeriesStore
 
 numbers = st.floats(width=32) | st.sampled_from([nan, inf, -inf, 0.0])
 points = st.lists(st.tuples(st.integers(0, 300), numbers), max_size=300)
@@ -110,6 +110,105 @@ def test_loading_chunks_is_the_same_as_appending(chunks: list[list[tuple[int, fl
             appended.append("k", step, value)
     if any(chunks):
         assert same(rows(loaded.query("k", None, None, 50)), rows(appended.query("k", None, None, 50)))
+
+
+# ---------------------------------------------------------------- long series
+
+
+long_series = st.builds(
+    lambda size, stride, odd, late: (size, stride, odd, late),
+    st.integers(1, 6_000),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 5_999), numbers), max_size=20),
+    st.lists(st.tuples(st.integers(0, 18_000), numbers), max_size=10),
+)
+
+
+def check_a_long_series(
+    what: tuple[int, int, list[tuple[int, float]], list[tuple[int, float]]], buckets: int, cut: int | None
+) -> None:
+    """Memory is bounded; the extremes, the NaNs, the first and the newest points are the true ones."""
+    size, stride, odd, late = what
+    store, truth = SeriesStore(MIN_POINTS), {}
+    for index in range(size):
+        truth[index * stride] = float(index % 97)
+    truth |= {index * stride: value for index, value in odd if index < size}
+    for step, value in truth.items():
+        store.append("k", step, value)
+    if not late:
+        singles = min(size, 64)
+        head = rows(store.query("k", 0, (singles - 1) * stride, 10_000))
+        assert same(head, naive(dict(list(truth.items())[:singles]), None, None, 10_000)), "the first points stay"
+    replaced = [step for step, _ in late if step in truth]
+    for step, value in late:
+        truth[step] = value
+        store.append("k", step, value)
+    if cut is not None:
+        store.cut("k", cut)
+        kept = rows(store.query("k", None, None, 10_000))
+        assert all(row[0] < cut for row in kept)
+        if not late:
+            first = [step for step in list(truth)[:64] if step < cut]
+            assert [row[0] for row in kept][: len(first)] == first
+        return
+    assert store.size_bytes() <= MIN_POINTS * 16 + MIN_POINTS // BLOCK * 20 + MIN_POINTS // 4 * 44
+    found = rows(store.query("k", None, None, buckets))
+    assert len(found) <= buckets
+    assert all(earlier[0] < later[0] for earlier, later in pairwise(found))
+    assert found[-1][0] == max(truth)
+    if not replaced:
+        ((_, low, high, _, bad),) = naive(truth, None, None, 1)
+        lows, highs = [row[1] for row in found if row[1] == row[1]], [row[2] for row in found if row[2] == row[2]]
+        assert (min(lows, default=nan), max(highs, default=nan)) == (low, high) or isnan(low)
+        assert sum(row[4] for row in found) == bad
+        tail = sorted(truth)[-MIN_POINTS // 2 :]
+        if len(tail) == MIN_POINTS // 2:
+            assert same(rows(store.query("k", tail[0], None, buckets)), naive(truth, tail[0], None, buckets))
+
+
+@given(long_series, st.integers(1, 80), st.none() | st.integers(0, 18_000))
+@settings(max_examples=60)
+def test_a_long_series_is_bounded_and_keeps_what_matters(
+    what: tuple[int, int, list[tuple[int, float]], list[tuple[int, float]]], buckets: int, cut: int | None
+) -> None:
+    check_a_long_series(what, buckets, cut)
+
+
+def test_many_long_series_stay_within_the_bound() -> None:
+    store = SeriesStore()
+    steps = array("d", range(512))
+    for number in range(1000):  # with more and more names the long ones become shorter
+        for chunk in range(20 if number < 50 else 4):
+            shifted = array("d", [step + chunk * 512 for step in steps])
+            store.extend(f"k{number}", shifted, shifted, rising=True)
+    assert store.size_bytes() < 70_000_000
+    found = store.query("k0", None, None, 10)
+    assert found is not None
+    assert (found.step[-1], found.hi[-1]) == (20 * 512 - 1, 20 * 512 - 1)
+    assert len(rows(store.query("k0", 0, 63, 1000))) == 64
+
+
+def test_loading_a_long_series_is_the_same_as_appending_it() -> None:
+    appended, loaded = SeriesStore(MIN_POINTS), SeriesStore(MIN_POINTS)
+    for chunk in range(40):
+        steps = array("d", range(chunk * 512, (chunk + 1) * 512))
+        loaded.extend("k", steps, steps, rising=True)
+        for step in steps:
+            appended.append("k", step, step)
+    for buckets in (1, 7, 100, 10_000):
+        assert same(rows(loaded.query("k", None, None, buckets)), rows(appended.query("k", None, None, buckets)))
+
+
+def test_a_run_that_goes_back_far_cuts_the_old_part_too() -> None:
+    store = SeriesStore(MIN_POINTS)
+    for step in range(5000):
+        store.append("k", step, 1.0)
+    store.restart()
+    assert store.append("k", 100, 2.0)
+    found = rows(store.query("k", None, None, 10_000))
+    assert found[-1][:4] == (100.0, 2.0, 2.0, 2.0)
+    assert 64 <= len(found) <= 101
+    assert all(row[0] <= 100 for row in found)
 
 
 def test_a_single_spike_survives_in_a_long_series() -> None:
