@@ -25,7 +25,7 @@ def plan(
     mode: Mode = "full",
 ) -> tuple[Step, ...]:
     there: list[str] = [found.path for found in megatron] + [found.path for found in hf]
-    states: dict[str, object] = dict.fromkeys(there, "there") | dict(paths or {})
+    states: dict[str, object] = {**dict.fromkeys(there, "there"), **(paths or {})}
     documents = (Document(PATHS, "launch", states),)
     return launch_plan(
         Observations(args=Args(flags), megatron=megatron, checkpoints=hf, documents=documents, mode=mode, launch=True)
