@@ -128,6 +128,9 @@ class WeightsPayload(msgspec.Struct, frozen=True):
     digest: str = ""
     """Digest over all pushed tensors, as the trainer sees them."""
     elapsed_s: float | None = None
+    layers: list[list[int]] = []
+    """The layer ids of the pushed names, one ascending list per pipeline stage of the trainer, first stage first.
+    Together they should be 0, 1, ... without gap or repetition."""
 
 
 class EnginePayload(msgspec.Struct, frozen=True):

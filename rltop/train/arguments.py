@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rltop.errors import RltopError
 from rltop.train.flags import flag_names, parse_flags
+from rltop.train.layout import Layout
 
 EngineKind = Literal["cpu", "sglang"]
 Transport = Literal["disk", "tensor"]
@@ -32,6 +33,17 @@ class TrainConfig:
     """Hugging Face checkpoint of the reference model; without it the weights at the start of the run."""
     save_dir: Path | None = None
     """Keeps the base checkpoint, the final checkpoint and the logs; without it they go with the run."""
+
+    actor_num_nodes: int = 1
+    """Nodes that train; more than one needs a Ray cluster to join."""
+    actor_num_gpus_per_node: int = 1
+    """Megatron ranks per node, one process and one GPU each; without GPUs they are processes on the CPU."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that share every layer."""
+    pipeline_model_parallel_size: int = 1
+    """Stages, each with an equal run of layers. What the two sizes leave of the ranks is data parallel."""
+    context_parallel_size: int = 1
+    """Must be 1: this trainer does not split sequences."""
 
     num_rollout: int = 100
     """Rollouts, each followed by its optimizer steps and a weight sync."""
@@ -107,6 +119,13 @@ class TrainConfig:
 
     sglang_args: tuple[str, ...] = field(default=(), metadata={"flag": False})
     """Tokens for the engine's own command line: what was given as --sglang-X, without the prefix."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the trainer's ranks split the work: data = nodes x ranks per node / (tensor x pipeline)."""
+        world = self.actor_num_nodes * self.actor_num_gpus_per_node
+        tensor, pipeline = self.tensor_model_parallel_size, self.pipeline_model_parallel_size
+        return Layout(tensor=tensor, pipeline=pipeline, data=world // (tensor * pipeline))
 
     @property
     def samples_per_rollout(self) -> int:
@@ -200,15 +219,28 @@ def validate(config: TrainConfig) -> None:
         name, equals, _ = text.partition("=")
         if not equals or not name:
             raise RltopError("not an environment variable", where=f"--engine-env {text}", do="--engine-env NAME=VALUE")
+    _check_ranks(config)
     _check_batch(config)
     if config.inject:
         from rltop.train.inject import parse_fault  # needs torch, which a plain mistake must not wait for
 
         for text in config.inject:
             parse_fault(text)
+    if config.plants("pp-layer-ids") and config.pipeline_model_parallel_size == 1:
+        raise RltopError(
+            "a fault of the second pipeline stage without one",
+            where="--inject pp-layer-ids",
+            why="--pipeline-model-parallel-size is 1",
+            do="--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2",
+        )
 
 
 _RANGES: dict[str, tuple[float, str]] = {
+    "actor_num_nodes": (1, "the number of nodes"),
+    "actor_num_gpus_per_node": (1, "the number of ranks per node"),
+    "tensor_model_parallel_size": (1, "the tensor parallel size"),
+    "pipeline_model_parallel_size": (1, "the pipeline parallel size"),
+    "context_parallel_size": (1, "the context parallel size"),
     "num_rollout": (1, "the number of rollouts"),
     "rollout_batch_size": (1, "the number of prompts"),
     "n_samples_per_prompt": (2, "a group, whose rewards are normalised over it,"),
@@ -228,6 +260,35 @@ _RANGES: dict[str, tuple[float, str]] = {
     "seed": (0, "the seed"),
 }
 """Field -> smallest legal value and what it is called."""
+
+
+def _check_ranks(config: TrainConfig) -> None:
+    """Megatron's arithmetic: data parallel = ranks / (tensor x pipeline x context), without remainder."""
+    if config.context_parallel_size != 1:
+        raise RltopError(
+            "context parallel is not supported by this trainer",
+            where="--context-parallel-size",
+            why=f"it is {config.context_parallel_size}, but the local layer spec's attention takes whole sequences",
+            do="--context-parallel-size 1, and more ranks with --tensor-model-parallel-size",
+        )
+    nodes, each = config.actor_num_nodes, config.actor_num_gpus_per_node
+    tensor, pipeline = config.tensor_model_parallel_size, config.pipeline_model_parallel_size
+    model = tensor * pipeline
+    if nodes * each % model:
+        raise RltopError(
+            "the ranks do not divide into copies of the model",
+            where="--actor-num-gpus-per-node",
+            why=f"--actor-num-nodes {nodes} x --actor-num-gpus-per-node {each} = {nodes * each} ranks, but a copy "
+            f"takes --tensor-model-parallel-size {tensor} x --pipeline-model-parallel-size {pipeline} = {model}",
+            do=f"--actor-num-gpus-per-node {-(-each // model) * model}",
+        )
+    if nodes > 1 and config.ray_address is None:
+        raise RltopError(
+            "several nodes without a cluster",
+            where="--actor-num-nodes",
+            why=f"it is {nodes}, and the private Ray of a run is this machine only",
+            do="--ray-address ADDRESS, or --actor-num-nodes 1",
+        )
 
 
 def _check_batch(config: TrainConfig) -> None:
@@ -263,6 +324,15 @@ def _check_batch(config: TrainConfig) -> None:
             where="--global-batch-size",
             why=f"{total}, and {samples} / {batch} leaves {samples % batch} over, which no step would train on",
             do=f"--global-batch-size {_nearest_divisor(samples, batch)}",
+        )
+    data = config.layout.data
+    if config.step_size % data:
+        raise RltopError(
+            "a step's samples do not divide among the data parallel ranks",
+            where="--global-batch-size",
+            why=f"{config.step_size} samples per step, {config.layout}: {config.step_size} / {data} leaves "
+            f"{config.step_size % data} over",
+            do=f"a batch size that is a multiple of {data}",
         )
 
 

@@ -7,7 +7,7 @@ for an accident. Who applies it: the backend (`reference`, `loss`, `gradient`), 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +40,9 @@ _KINDS = (
     FaultKind("loss-sum", "loss", 0, True, "the loss is summed over tokens and not divided by their count"),
     FaultKind(
         "swap-layers", "sync", 0, False, "the first and the last layer change places in the pushed weights, once"
+    ),
+    FaultKind(
+        "pp-layer-ids", "sync", 0, False, "the second pipeline stage pushes its layers under its local layer ids, once"
     ),
 )
 CATALOGUE = {kind.name: kind for kind in _KINDS}
@@ -128,3 +131,23 @@ def swap_layers(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[s
             yield name, by_name[f"{found[1]}{other[int(found[2])]}{found[3]}"]
         else:
             yield name, tensor
+
+
+def local_layer_ids(stages: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    """The pushed weights, one dict per pipeline stage, with the second stage's layers counted from 0.
+
+    That is what a name map does that forgets the stage's offset: these layers land on the first stage's, and the
+    engine keeps the old weights of their own. Raises `RltopError` if there is no second stage.
+    """
+    if len(stages) < 2:
+        raise RltopError("no second pipeline stage", where="pp-layer-ids", why=f"{len(stages)} stage in this push")
+    layer = re.compile(r"(model\.layers\.)(\d+)(\..+)")
+    found = {name: match for name in stages[1] if (match := layer.fullmatch(name))}
+    first = min((int(match[2]) for match in found.values()), default=0)
+
+    def local(name: str) -> str:
+        match = found.get(name)
+        return f"{match[1]}{int(match[2]) - first}{match[3]}" if match else name
+
+    wrong = {local(name): tensor for name, tensor in stages[1].items()}
+    return [dict(stages[0]), wrong, *(dict(stage) for stage in stages[2:])]

@@ -196,7 +196,8 @@ class Loop:
                     exit_code=1,
                 )
             if reply.same is False:
-                self.history.mismatches.append(report.version)
+                if report.version not in self.history.mismatches:
+                    self.history.mismatches.append(report.version)
                 self.narrator.log(
                     "warn" if report.planted else "error",
                     f"Engine {name} holds other weights than the trainer as version {report.version!r}: "

@@ -112,6 +112,7 @@ class Narrator:
             },
             digest=report.digest,
             elapsed_s=seconds,
+            layers=[list(ids) for ids in report.layers],
         )
 
     def log(self, level: Literal["info", "warn", "error"], text: str) -> None:

@@ -71,6 +71,8 @@ class SyncReport:
     engines: Mapping[str, EngineReply]
     planted: bool = False
     """A fault was planted in this very push, so a difference is no news."""
+    layers: tuple[tuple[int, ...], ...] = ()
+    """The layer ids that were pushed, one tuple per pipeline stage of the trainer; nothing was pushed if empty."""
 
     @property
     def ok(self) -> bool:

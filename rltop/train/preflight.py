@@ -12,6 +12,7 @@ from typing import Any
 
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
+from rltop.train.layout import Divisible, check_layout
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
@@ -21,6 +22,7 @@ def preflight(config: TrainConfig) -> None:
     """Raise RltopError (exit code 2) for the first path in `config` that cannot be used."""
     if config.hf_checkpoint is not None:
         require_checkpoint(config.hf_checkpoint, flag="--hf-checkpoint", chat_template=config.apply_chat_template)
+    _check_split(config)
     if config.ref_load is not None:
         require_checkpoint(config.ref_load, flag="--ref-load", chat_template=False)
     if config.engine_python is not None and not config.engine_python.is_file():
@@ -32,6 +34,41 @@ def preflight(config: TrainConfig) -> None:
             raise RltopError(
                 "cannot write there", where=f"--save-dir {config.save_dir}", why=error.strerror or str(error)
             ) from error
+
+
+def _check_split(config: TrainConfig) -> None:
+    """Raise RltopError if the model does not divide among the trainer's ranks. Sizes that are missing are not judged:
+    whoever builds the model says so."""
+    layout = config.layout
+    if layout.tensor * layout.pipeline == 1:
+        return
+    if config.hf_checkpoint is None:
+        from rltop.train.tiny_model import TinyModelConfig  # needs torch, which a plain mistake must not wait for
+
+        tiny = TinyModelConfig()
+        sizes = {
+            "num_hidden_layers": tiny.num_layers,
+            "num_attention_heads": tiny.num_heads,
+            "num_key_value_heads": tiny.num_kv_heads,
+            "intermediate_size": tiny.intermediate_size,
+        }
+        where = "rltop's tiny model"
+    else:
+        sizes = _read_json(config.hf_checkpoint / "config.json", "--hf-checkpoint")
+        where = str(config.hf_checkpoint / "config.json")
+    numbers = {key: sizes.get(key) for key in ("num_hidden_layers", "num_attention_heads", "intermediate_size")}
+    numbers["num_key_value_heads"] = sizes.get("num_key_value_heads", numbers["num_attention_heads"])
+    known = {key: value if isinstance(value, int) else 0 for key, value in numbers.items()}
+    check_layout(
+        layout,
+        Divisible(
+            num_layers=known["num_hidden_layers"],
+            num_heads=known["num_attention_heads"],
+            num_kv_heads=known["num_key_value_heads"],
+            intermediate_size=known["intermediate_size"],
+        ),
+        where=where,
+    )
 
 
 def require_checkpoint(directory: Path, *, flag: str, chat_template: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from rltop.train.task import SortDigits, Task, stream_seed
 
 DEMONSTRATIONS = 4096
 """Worked examples of the cold start; batches are drawn from them."""
+IN_FLIGHT = 2
+"""Requests per engine at a time when load decides: while one is answered, the next is there already."""
+TURNS = 4
+"""How many requests an engine makes of its even share then: more balance better, fewer batch better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,46 @@ class RolloutManager:
     def generate(self, rollout_id: int, version: str) -> RolloutBatch:
         """All samples of a rollout, from weights of exactly `version`, in order of their index, with rewards."""
         began = time.monotonic()
-        shares = self._dealt(self._requests(rollout_id))
-        with ThreadPoolExecutor(max_workers=len(shares)) as pool:
-            answers = list(pool.map(self._ask, range(len(shares)), shares, [version] * len(shares)))
-        samples = [sample for answer in answers for sample in answer]
+        requests, engines = self._requests(rollout_id), len(self._clients)
+        if engines == 1 or self._config.deterministic:
+            samples = self._ask_fixed(requests, version)
+        else:
+            samples = self._ask_by_load(requests, version)
         samples.sort(key=lambda sample: sample.index)
         return RolloutBatch(rollout_id, tuple(samples), time.monotonic() - began)
+
+    def _ask_fixed(self, requests: Sequence[Request], version: str) -> list[Sample]:
+        """Every engine gets its share at once."""
+        shares = self._dealt(requests)
+        with ThreadPoolExecutor(max_workers=len(shares)) as pool:
+            answers = list(pool.map(self._ask, range(len(shares)), shares, [version] * len(shares)))
+        return [sample for answer in answers for sample in answer]
+
+    def _ask_by_load(self, requests: Sequence[Request], version: str) -> list[Sample]:
+        """Every engine takes the next few groups when it has room, so that a slow or busy one gets fewer."""
+        groups: dict[int, list[Request]] = {}
+        for request in requests:
+            groups.setdefault(request.group_index, []).append(request)
+        ordered, engines = list(groups.values()), len(self._clients)
+        size = max(1, len(ordered) // (engines * TURNS))
+        waiting = deque(ordered[at : at + size] for at in range(0, len(ordered), size))
+
+        def work(engine: int) -> list[Sample]:
+            samples: list[Sample] = []
+            while True:
+                try:
+                    turn = waiting.popleft()
+                except IndexError:
+                    return samples
+                try:
+                    samples += self._ask(engine, [request for group in turn for request in group], version)
+                except BaseException:
+                    waiting.clear()  # the rollout is lost: nobody shall start another turn of it
+                    raise
+
+        with ThreadPoolExecutor(max_workers=engines * IN_FLIGHT) as pool:
+            answers = list(pool.map(work, [engine for _ in range(IN_FLIGHT) for engine in range(engines)]))
+        return [sample for answer in answers for sample in answer]
 
     def _requests(self, rollout_id: int) -> list[Request]:
         config = self._config

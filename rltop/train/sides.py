@@ -11,7 +11,7 @@ from typing import Literal
 from rltop.engines.launch import EngineSpec
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
-from rltop.train.cluster import Actor, Cluster
+from rltop.train.cluster import Actor, Cluster, Group
 from rltop.train.engine_actor import EngineActor, EngineLook
 from rltop.train.narrator import Narrator
 from rltop.train.ports import (
@@ -31,58 +31,66 @@ STOP_TIMEOUT_S = 8.0
 
 
 def bundles(config: TrainConfig) -> tuple[dict[str, float], ...]:
-    """Bundle 0 holds the trainer and, at no cost, the rollout manager; then one bundle per engine."""
-    return tuple({"CPU": 1.0} for _ in range(1 + config.rollout_num_engines))
+    """One bundle per trainer rank, of which the first also holds, at no cost, the rollout manager; then one per
+    engine."""
+    return tuple({"CPU": 1.0} for _ in range(config.layout.world + config.rollout_num_engines))
 
 
 @dataclass(frozen=True, slots=True)
 class RayTrainer:
-    """`ports.Trainer` over the trainer's actor."""
+    """`ports.Trainer` over one actor per rank."""
 
-    actor: Actor
+    ranks: Group
 
     @classmethod
     def place(cls, cluster: Cluster, config: TrainConfig, work_dir: Path) -> RayTrainer:
-        """Start the actor in its bundle."""
-        return cls(cluster.actor(TrainActor, config, str(work_dir), name="trainer", bundle=0, cpus=1))
+        """Start every rank's actor in its bundle."""
+        world = config.layout.world
+        names = ["trainer"] if world == 1 else [f"trainer rank {rank}" for rank in range(world)]
+        actors = [
+            cluster.actor(TrainActor, config, str(work_dir), rank, name=name, bundle=rank, cpus=1)
+            for rank, name in enumerate(names)
+        ]
+        return cls(Group(actors))
 
     def load(self) -> TrainerFacts:
-        self.actor.ready()
-        facts: TrainerFacts = self.actor.call("load")
+        self.ranks.ready()
+        alone = len(self.ranks.actors) == 1
+        facts: TrainerFacts = self.ranks.call("load", "" if alone else self.ranks.actors[0].call("rendezvous"))
         return facts
 
     def cold_start(self, examples: Sequence[Example]) -> list[float]:
-        losses: list[float] = self.actor.call("cold_start", examples)
+        losses: list[float] = self.ranks.call("cold_start", examples)
         return losses
 
     def freeze_base(self, directory: str) -> BaseFacts:
-        facts: BaseFacts = self.actor.call("freeze_base", directory)
+        facts: BaseFacts = self.ranks.call("freeze_base", directory)
         return facts
 
     def log_probs(
         self, tokens: Sequence[tuple[int, ...]], response_lengths: Sequence[int], which: Literal["actor", "ref"]
     ) -> list[tuple[float, ...]]:
-        values: list[tuple[float, ...]] = self.actor.call("log_probs", tokens, response_lengths, which)
+        values: list[tuple[float, ...]] = self.ranks.call("log_probs", tokens, response_lengths, which)
         return values
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        values: list[float] = self.actor.call("advantages", rewards)
+        values: list[float] = self.ranks.call("advantages", rewards)
         return values
 
     def train_step(self, samples: Sequence[StepSample], rollout_id: int) -> dict[str, float]:
-        values: dict[str, float] = self.actor.call("train_step", samples, rollout_id)
+        values: dict[str, float] = self.ranks.call("train_step", samples, rollout_id)
         return values
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
-        report: SyncReport = self.actor.call("verify", engines)
+        report: SyncReport = self.ranks.call("verify", engines)
         return report
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
-        report: SyncReport = self.actor.call("publish", version, rollout_id, engines)
+        report: SyncReport = self.ranks.call("publish", version, rollout_id, engines)
         return report
 
     def save(self, directory: str) -> None:
-        self.actor.call("save", directory)
+        self.ranks.call("save", directory)
 
 
 @dataclass(slots=True)
@@ -99,7 +107,7 @@ class RayRollouts:
         """Start the actors in their bundles; the engines themselves start in `start`."""
         manager = cluster.actor(RolloutManager, config, name="rollout manager", bundle=0, cpus=0)
         engines = [
-            cluster.actor(EngineActor, spec, name=f"engine {at}", bundle=1 + at, cpus=1)
+            cluster.actor(EngineActor, spec, name=f"engine {at}", bundle=config.layout.world + at, cpus=1)
             for at, spec in enumerate(engine_specs(config, work_dir, run))
         ]
         return cls(manager, engines, narrator)

@@ -7,7 +7,9 @@ arguments on purpose: a fault in the push must show up in the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 Engines = Mapping[str, EngineClient]
 """Engine id -> its client. Clients live as long as the run: making one costs more than a sync of a tiny model."""
 Named = Iterable[tuple[str, "Tensor"]]
+Stages = Sequence[Mapping[str, "Tensor"]]
+"""The whole model by Hugging Face name, one mapping per pipeline stage of the trainer."""
 _NAMES_SHOWN = 3
 
 
@@ -30,9 +34,20 @@ def digest_of(named: Named) -> str:
     return overall_digest(digest_tensors(named))
 
 
+def named(stages: Stages) -> Iterable[tuple[str, Tensor]]:
+    """All tensors in the order of the stages. A name that two stages have comes twice."""
+    return (item for stage in stages for item in stage.items())
+
+
+def layer_ids(stages: Stages) -> tuple[tuple[int, ...], ...]:
+    """The layer numbers in the names of every stage, ascending."""
+    layer = re.compile(r"model\.layers\.(\d+)\.")
+    return tuple(tuple(sorted({int(found[1]) for name in stage if (found := layer.match(name))})) for stage in stages)
+
+
 def push(
-    pushed: Callable[[], Named],
-    held: Callable[[], Named],
+    pushed: Stages,
+    held: Stages,
     *,
     version: str,
     transport: Transport,
@@ -41,23 +56,26 @@ def push(
     checkpoint: Path,
     planted: bool,
 ) -> SyncReport:
-    """Bring `pushed()` to every engine as `version`, then compare what each holds with `held()`.
+    """Bring `pushed` to every engine as `version`, then compare what each holds with `held`.
 
     directory: where the disk transport publishes versions. checkpoint: whose configuration files they carry.
     planted: a fault was planted in what is pushed. An engine that refuses is in the report, not an exception; one that
     does not answer raises `EngineUnreachable`.
     """
-    path = publish(directory, int(version), pushed(), checkpoint=checkpoint) if transport == "disk" else None
+    path = publish(directory, int(version), named(pushed), checkpoint=checkpoint) if transport == "disk" else None
     refused: dict[str, str] = {}
     for name, client in engines.items():
         try:
             if path is not None:
                 client.update_weights_from_disk(path, version)
             else:
-                client.update_weights_from_tensor(pushed(), version)
+                client.update_weights_from_tensor(named(pushed), version)
         except EngineRefused as error:
             refused[name] = error.why
-    return compare(held, version=version, transport=transport, engines=engines, refused=refused, planted=planted)
+    report = compare(
+        lambda: named(held), version=version, transport=transport, engines=engines, refused=refused, planted=planted
+    )
+    return dataclasses.replace(report, layers=layer_ids(pushed))
 
 
 def compare(

@@ -1,14 +1,17 @@
-"""The trainer's process: a Ray actor around the Megatron backend.
+"""One rank of the trainer: a Ray actor around the Megatron backend.
 
-A plain class with light imports: the driver hands it to Ray without loading torch, the worker loads torch in `load`.
+The driver calls every rank with the same arguments and takes rank 0's answer; the others' is nothing. Rank 0 also talks
+to the engines. A plain class with light imports: the driver hands it to Ray without loading torch, the worker loads
+torch in `load`.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rltop.engines.client import EngineClient
 from rltop.train.arguments import TrainConfig
@@ -16,19 +19,24 @@ from rltop.train.ports import BASE_VERSION, BaseFacts, EngineFacts, StepSample, 
 
 if TYPE_CHECKING:
     from rltop.train.megatron.backend import MegatronBackend
+    from rltop.train.sync import Stages
 
 
 COLD_START_BATCH = 64
 """Examples per supervised step."""
 COLD_START_CHUNK = 5
 """Steps between two looks at the loss."""
+_SILENT = SyncReport(version="", digest="", transport="", engines={})
+"""What a rank has to say of a sync that only rank 0 takes to the engines."""
 
 
 class TrainActor:
     """Holds the model. See `ports.Trainer` for what each method promises."""
 
-    def __init__(self, config: TrainConfig, work_dir: str) -> None:
+    def __init__(self, config: TrainConfig, work_dir: str, rank: int = 0) -> None:
         self._config = config
+        self._place = config.layout.place(rank)
+        self._store: Any = None
         self._work_dir = Path(work_dir)
         self._clients: dict[str, EngineClient] = {}
 
@@ -36,8 +44,26 @@ class TrainActor:
         """Of this worker."""
         return os.getpid()
 
-    def load(self) -> TrainerFacts:
-        """Build the model from the given checkpoint, or from a tiny one made here."""
+    def rendezvous(self) -> str:
+        """On rank 0: open the store where the ranks meet, on a free port, and return its address, `host:port`."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in the stub
+
+        host = "127.0.0.1"
+        if self._config.ray_address is not None:
+            import ray
+
+            host = ray.util.get_node_ip_address()
+        # A socket of our own: the port cannot be lost between asking and taking, and only this address listens.
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = int(listener.getsockname()[1])
+        self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return f"{host}:{port}"
+
+    def load(self, address: str = "") -> TrainerFacts:
+        """Build this rank's part of the model, from the given checkpoint or from a tiny one made here.
+
+        address: what `rendezvous` returned; empty when the rank is alone.
+        """
         from rltop.train.inject import parse_fault
         from rltop.train.megatron.backend import BackendConfig, MegatronBackend
         from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
@@ -45,7 +71,9 @@ class TrainActor:
         config = self._config
         checkpoint = config.hf_checkpoint
         if checkpoint is None:
-            checkpoint = make_tiny_model(self._work_dir / "tiny", TinyModelConfig(seed=config.seed))
+            # A directory per rank: ranks may run on machines that share no disk, and the seed makes them equal.
+            name = f"tiny-{self._place.rank}" if self._place.rank else "tiny"
+            checkpoint = make_tiny_model(self._work_dir / name, TinyModelConfig(seed=config.seed))
         self._faults = [parse_fault(text) for text in config.inject]
         self._backend: MegatronBackend = MegatronBackend(
             checkpoint,
@@ -60,12 +88,22 @@ class TrainActor:
                 global_batch_size=config.step_size,
             ),
             faults=self._faults,
+            place=self._place,
+            store=self._meet(address),
         )
         return TrainerFacts(
             backend=self._backend.description,
             vocab_size=self._backend.shape.vocab_size,
             checkpoint=str(checkpoint),
         )
+
+    def _meet(self, address: str) -> Any:
+        if not address or self._store is not None:
+            return self._store
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in the stub
+
+        host, _, port = address.rpartition(":")
+        return TCPStore(host, int(port), is_master=False)
 
     def cold_start(self, examples: Sequence[tuple[tuple[int, ...], int]]) -> list[float]:
         """Supervised steps on (tokens, response length) pairs, until there were enough or the loss is low enough.
@@ -86,7 +124,7 @@ class TrainActor:
 
     def freeze_base(self, directory: str) -> BaseFacts:
         """Write the base checkpoint to `directory` and take the reference model."""
-        from rltop.train.sync import digest_of
+        from rltop.train.sync import digest_of, named
 
         self._base = Path(directory)
         self._backend.save_hf(self._base)
@@ -95,7 +133,8 @@ class TrainActor:
                 self._backend.snapshot_ref()
             else:
                 self._backend.load_ref(self._config.ref_load)
-        return BaseFacts(directory, digest_of(self._backend.hf_tensors()))
+        stages = self._backend.hf_stages()
+        return BaseFacts(directory, digest_of(named(stages)) if stages else "")
 
     def log_probs(
         self, tokens: Sequence[tuple[int, ...]], response_lengths: Sequence[int], which: Literal["actor", "ref"]
@@ -104,7 +143,8 @@ class TrainActor:
         from rltop.train.megatron.batching import TokenSample
 
         batch = [TokenSample(ids, length) for ids, length in zip(tokens, response_lengths, strict=True)]
-        return [tuple(values.tolist()) for values in self._backend.log_probs(batch, which=which)]
+        every = self._backend.log_probs(batch, which=which)
+        return [tuple(values.tolist()) for values in every] if self._place.rank == 0 else []
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """Normalised over groups of neighbours."""
@@ -141,29 +181,43 @@ class TrainActor:
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         """Whether the engines hold the base weights under SGLang's name for them; nothing is pushed."""
-        from rltop.train.sync import compare
+        from rltop.train.sync import compare, named
 
-        return compare(
-            self._backend.hf_tensors, version=BASE_VERSION, transport="start", engines=self._connected(engines)
-        )
+        stages = self._backend.hf_stages()
+        if stages is None:
+            return _SILENT
+        return compare(lambda: named(stages), version=BASE_VERSION, transport="start", engines=self._connected(engines))
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         """Push the weights after the steps of `rollout_id`."""
-        from rltop.train.inject import active, swap_layers
         from rltop.train.sync import push
 
-        swapped = active(self._faults, "swap-layers", rollout_id)
-        held = self._backend.hf_tensors
+        held = self._backend.hf_stages()
+        if held is None:
+            return _SILENT
+        pushed = self._with_faults(held, rollout_id)
         return push(
-            (lambda: swap_layers(held())) if swapped else held,
+            pushed,
             held,
             version=version,
             transport=self._config.weight_transport,
             engines=self._connected(engines),
             directory=self._work_dir / "weights",
             checkpoint=self._base,
-            planted=swapped,
+            planted=pushed is not held,
         )
+
+    def _with_faults(self, stages: Stages, rollout_id: int) -> Stages:
+        """What is pushed: the weights themselves, unless a fault of the sync acts after this rollout."""
+        from rltop.train.inject import active, local_layer_ids, swap_layers
+        from rltop.train.sync import named
+
+        if active(self._faults, "swap-layers", rollout_id):
+            swapped = dict(swap_layers(named(stages)))
+            stages = [{name: swapped[name] for name in stage} for stage in stages]
+        if active(self._faults, "pp-layer-ids", rollout_id):
+            stages = local_layer_ids(stages)
+        return stages
 
     def _connected(self, engines: Sequence[EngineFacts]) -> dict[str, EngineClient]:
         """A client per engine, kept from sync to sync; a new one where an engine came back at another address."""

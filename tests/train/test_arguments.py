@@ -56,6 +56,19 @@ def test_what_starts_with_sglang_goes_to_the_engine_without_the_prefix() -> None
         (["--n-samples-per-prompt", "1"], ["--n-samples-per-prompt", "at least 2"]),
         (["--rollout-temperature", "0"], ["--rollout-temperature", "above 0"]),
         (["--lr", "0"], ["--lr", "above 0"]),
+        (["--tensor-model-parallel-size", "0"], ["--tensor-model-parallel-size", "at least 1"]),
+        (["--context-parallel-size", "2"], ["--context-parallel-size", "not supported", "it is 2"]),
+        (
+            ["--tensor-model-parallel-size", "2", "--actor-num-gpus-per-node", "3"],
+            ["--actor-num-gpus-per-node", "= 3 ranks", "= 2", "--actor-num-gpus-per-node 4"],
+        ),
+        (["--pipeline-model-parallel-size", "2"], ["--actor-num-gpus-per-node", "= 1 ranks", "= 2"]),
+        (["--actor-num-nodes", "2"], ["--actor-num-nodes", "--ray-address"]),
+        (
+            ["--actor-num-gpus-per-node", "3", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4"],
+            ["--global-batch-size", "16 / 3 leaves 1 over", "multiple of 3"],
+        ),
+        (["--inject", "pp-layer-ids"], ["--inject pp-layer-ids", "--pipeline-model-parallel-size 2"]),
         (["--kl-loss-coef", "0.1"], ["--kl-loss-coef", "0.1", "--use-kl-loss"]),
         (["--ref-load", "x"], ["--ref-load", "--use-kl-loss"]),
         (["--sglang-tp-size", "2"], ["--sglang-tp-size", "--engine sglang"]),
@@ -155,3 +168,10 @@ def test_help_goes_to_stdout_and_names_every_flag() -> None:
     for field in dataclasses.fields(TrainConfig):
         if field.metadata.get("flag", True):
             assert "--" + field.name.replace("_", "-") in done.stdout
+
+
+def test_what_the_model_leaves_of_the_ranks_is_data_parallel() -> None:
+    argv = ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "8", "--ray-address", "auto"]
+    config = parse_args([*argv, "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"])
+    assert (config.layout.world, config.layout.data) == (16, 2)
+    assert str(parse_args([]).layout) == "TP1 PP1 DP1"

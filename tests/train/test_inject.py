@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rltop.errors import RltopError
-from rltop.train.inject import CATALOGUE, Fault, active, parse_fault, perturb, poison, swap_layers
+from rltop.train.inject import CATALOGUE, Fault, active, local_layer_ids, parse_fault, perturb, poison, swap_layers
 from rltop.train.tiny_model import TinyModelConfig, initial_weights
 
 pytestmark = pytest.mark.train
@@ -75,3 +75,19 @@ def test_first_and_last_layer_change_places_and_nothing_else_does() -> None:
 def test_a_model_without_layers_cannot_be_swapped() -> None:
     with pytest.raises(RltopError, match="no layers"):
         list(swap_layers([("model.norm.weight", torch.ones(2))]))
+
+
+def test_the_second_stage_counts_its_layers_from_0_and_nothing_else_changes() -> None:
+    weights = initial_weights(TinyModelConfig(num_layers=6))
+    stages = [
+        {name: tensor for name, tensor in weights.items() if name.split(".")[2] in layers or extra in name}
+        for layers, extra in (("01", "embed"), ("23", "nothing"), ("45", "model.norm"))
+    ]
+    assert sum(map(len, stages)) == len(weights)
+    wrong = local_layer_ids(stages)
+    assert wrong[0] == stages[0]
+    assert wrong[2] == stages[2]
+    assert list(wrong[1]) == [name.replace("s.2.", "s.0.").replace("s.3.", "s.1.") for name in stages[1]]
+    assert all(mine is theirs for mine, theirs in zip(wrong[1].values(), stages[1].values(), strict=True))
+    with pytest.raises(RltopError, match="no second pipeline stage"):
+        local_layer_ids(stages[:1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,18 @@ from hypothesis import strategies as st
 
 from rltop.errors import RltopError
 from rltop.train.megatron.hf_checkpoint import ModelShape
-from rltop.train.megatron.name_map import from_hf, fuse_qkv, hf_names, split_qkv, to_hf
+from rltop.train.megatron.name_map import (
+    checkpoint_names,
+    from_hf,
+    fuse_qkv,
+    hf_names,
+    is_split,
+    padded_vocabulary,
+    shard,
+    split_qkv,
+    to_hf,
+    unshard,
+)
 from rltop.train.tiny_model import TinyModelConfig, initial_weights
 
 pytestmark = pytest.mark.train
@@ -91,6 +104,44 @@ def test_query_groups_are_interleaved() -> None:
 
 def test_a_pipeline_stage_counts_its_layers_from_its_first() -> None:
     assert hf_names("decoder.layers.1.mlp.linear_fc2.weight", first_layer=4) == ("model.layers.5.mlp.down_proj.weight",)
+
+
+@given(config=configs(), ranks=st.sampled_from([1, 2, 4]), tied=st.booleans())
+def test_shards_are_equal_parts_and_come_together_bitwise(config: TinyModelConfig, ranks: int, tied: bool) -> None:
+    config = dataclasses.replace(
+        config, num_heads=config.num_heads * 4, num_kv_heads=config.num_kv_heads * 4, intermediate_size=8
+    )
+    shape, weights = shape_of(config, tied=tied), initial_weights(config)
+    if not tied:
+        weights["lm_head.weight"] = torch.randn(config.vocab_size, config.hidden_size)
+    assert set(weights) == checkpoint_names(shape)
+    for name in megatron_names(config.num_layers, fused=False, tied=tied):
+        whole = from_hf(name, weights, shape)
+        parts = [shard(name, whole, rank=rank, ranks=ranks) for rank in range(ranks)]
+        assert len({part.shape for part in parts}) == 1
+        assert (parts[0].numel() < whole.numel()) == (is_split(name) and ranks > 1)
+        assert torch.equal(unshard(name, parts, shape), whole)
+
+
+def test_a_shard_holds_gate_above_up_and_whole_groups() -> None:
+    fc1 = torch.arange(8)[:, None]  # gate 0..3, up 4..7
+    assert shard("decoder.layers.0.mlp.linear_fc1.weight", fc1, rank=1, ranks=2)[:, 0].tolist() == [2, 3, 6, 7]
+    columns = torch.arange(4)[None, :]
+    assert shard("decoder.layers.0.mlp.linear_fc2.weight", columns, rank=1, ranks=2).tolist() == [[2, 3]]
+    config = TinyModelConfig(num_heads=4, num_kv_heads=2, head_dim=2)
+    q, k, v = (torch.arange(start, start + 2 * heads)[:, None] for start, heads in ((0, 4), (10, 2), (20, 2)))
+    fused = fuse_qkv(q, k, v, shape_of(config))
+    second = shard("decoder.layers.0.self_attention.linear_qkv.weight", fused, rank=1, ranks=2)
+    assert second[:, 0].tolist() == [4, 5, 6, 7, 12, 13, 22, 23]
+
+
+def test_an_odd_vocabulary_is_filled_up_with_zero_rows() -> None:
+    shape = dataclasses.replace(shape_of(TinyModelConfig()), vocab_size=5)
+    name, whole = "embedding.word_embeddings.weight", torch.arange(1.0, 6.0)[:, None]
+    assert padded_vocabulary(5, 2) == 6
+    parts = [shard(name, whole, rank=rank, ranks=2) for rank in range(2)]
+    assert [part[:, 0].tolist() for part in parts] == [[1, 2, 3], [4, 5, 0]]
+    assert torch.equal(unshard(name, parts, shape), whole)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rltop.errors import RltopError
-from rltop.train.preflight import require_checkpoint
+from rltop.train.arguments import parse_args
+from rltop.train.preflight import preflight, require_checkpoint
 from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 
 pytestmark = pytest.mark.train
@@ -73,3 +74,15 @@ def test_a_missing_directory_and_a_file_are_told_apart(tmp_path: Path) -> None:
     for name, why in (("nothing", "no such directory"), ("file", "it is a file")):
         with pytest.raises(RltopError, match=why):
             require_checkpoint(tmp_path / name, flag="--ref-load", chat_template=False)
+
+
+def test_a_model_that_does_not_divide_is_refused_before_anything_starts(good: Path) -> None:
+    two = ["--actor-num-gpus-per-node", "2"]
+    with pytest.raises(RltopError, match="layers do not divide") as caught:
+        preflight(parse_args([*two, "--pipeline-model-parallel-size", "2", "--hf-checkpoint", str(good)]))
+    assert f"1 layers ({good}/config.json)" in caught.value.why
+    preflight(parse_args([*two, "--tensor-model-parallel-size", "2", "--hf-checkpoint", str(good)]))
+    four = ["--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "4"]
+    with pytest.raises(RltopError, match="key/value heads do not divide") as caught:
+        preflight(parse_args(four))
+    assert "rltop's tiny model" in caught.value.why

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,10 @@ def environment(address: str = "", directory: Path | None = None) -> dict[str, s
     return env | ({"TMPDIR": str(directory)} if directory else {})
 
 
-def train(directory: Path, *flags: str) -> Ended:
+def train(directory: Path, *flags: str, base: Sequence[str] = TINY) -> Ended:
     with ingest() as (address, socket):
         done = subprocess.run(
-            [sys.executable, "-m", "rltop", "train", *TINY, *flags],
+            [sys.executable, "-m", "rltop", "train", *base, *flags],
             capture_output=True,
             text=True,
             env=environment(address, directory),

@@ -104,8 +104,11 @@ def read_config(directory: Path) -> ModelConfig:
         raise RltopError("config.json is incomplete", where=where, why=f"{type(error).__name__}: {error}") from error
 
 
-def read_weights(directory: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """All of `config.expected_shapes()` as contiguous fp32. Raises `RltopError` naming what is missing or bent."""
+def read_weights(directory: Path, config: ModelConfig, *, complete: bool = True) -> dict[str, torch.Tensor]:
+    """`config.expected_shapes()` as contiguous fp32. Raises `RltopError` naming what is missing or bent.
+
+    complete: whether a tensor may not be missing.
+    """
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         why = "no such directory" if not directory.is_dir() else "it holds no *.safetensors file"
@@ -122,7 +125,7 @@ def read_weights(directory: Path, config: ModelConfig) -> dict[str, torch.Tensor
             raise RltopError("cannot read the checkpoint", where=str(file), why=str(error)) from error
     checked = check_tensors(found.items(), expected, where=str(directory))
     missing = sorted(expected.keys() - checked.keys())
-    if missing:
+    if missing and complete:
         raise RltopError(
             "the checkpoint lacks tensors",
             where=str(directory),

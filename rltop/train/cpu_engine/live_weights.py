@@ -38,8 +38,12 @@ class LiveWeights:
         self._replace(check_tensors(named, self.config.expected_shapes(), where="weight update"))
 
     def load_directory(self, directory: Path) -> None:
-        """Replace all tensors from a checkpoint directory. Raises `RltopError`; then nothing has changed."""
-        self._replace(read_weights(directory, self.config))
+        """Replace the tensors that a checkpoint directory holds. Raises `RltopError`; then nothing has changed.
+
+        A tensor that the directory lacks keeps its old value, as in SGLang, whose loaders go by what they are given.
+        Only the start wants a complete checkpoint.
+        """
+        self._replace(read_weights(directory, self.config, complete=False))
 
     def zero(self) -> None:
         """What is left of the weights when their memory was released and given back: nothing."""

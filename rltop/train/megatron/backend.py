@@ -1,5 +1,9 @@
 """`MegatronBackend`: log-probs, optimizer steps, cold start and weights of one trainer rank.
 
+With several ranks every public method is collective: all ranks call it with the same arguments, each works on its
+share (samples of its replica, layers of its stage, its part of a layer), and all return the same values. What a rank
+computes follows from the arguments and the layout alone, so one layout gives the same bits twice.
+
 Failure policy. Input that cannot be trained on raises `RltopError` before anything is touched. A gradient that is not
 finite never reaches the weights: the step is skipped, `grad_norm` is reported as it is (NaN or Inf), `step_skipped`
 is 1 and a warning is logged. There is no path on which a NaN goes into the weights silently.
@@ -9,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +24,8 @@ from torch import Tensor
 
 from rltop.errors import RltopError
 from rltop.train.inject import Fault, active, perturb, poison
-from rltop.train.loss import LossConfig, TokenTerms, policy_loss, token_log_probs, token_weights
+from rltop.train.layout import Divisible, Layout, Place, balanced, check_layout
+from rltop.train.loss import LossConfig, TokenTerms, policy_loss, token_weights
 from rltop.train.megatron.batching import (
     HasTokens,
     LogProbs,
@@ -32,16 +37,17 @@ from rltop.train.megatron.batching import (
     plan,
 )
 from rltop.train.megatron.compat import load_megatron, quietly
-from rltop.train.megatron.hf_checkpoint import read_shape, read_weights, write_checkpoint
+from rltop.train.megatron.hf_checkpoint import ModelShape, read_shape, read_weights, write_checkpoint
 from rltop.train.megatron.model import (
     build_model,
     config_of,
-    load_weights,
-    named_hf_tensors,
-    start_single_rank,
+    gather_stages,
+    local_weights,
+    put_weights,
     wrap_ddp,
 )
-from rltop.train.megatron.name_map import from_hf
+from rltop.train.megatron.ranks import join_ranks
+from rltop.train.megatron.vocab_parallel import sharded_log_probs
 
 _log = logging.getLogger(__name__)
 
@@ -89,24 +95,35 @@ class BackendConfig:
 class MegatronBackend:
     """One trainer rank. Not thread-safe; one live instance per process is the intended use."""
 
-    def __init__(self, hf_checkpoint: Path, *, config: BackendConfig, faults: Sequence[Fault] = ()) -> None:
+    def __init__(
+        self,
+        hf_checkpoint: Path,
+        *,
+        config: BackendConfig,
+        faults: Sequence[Fault] = (),
+        place: Place | None = None,
+        store: Any = None,
+    ) -> None:
         """Load `hf_checkpoint` (Hugging Face format, dense Qwen3) into a Megatron model.
 
-        Raises `RltopError` for a checkpoint that cannot be read or mapped, or when Megatron-Core is missing.
+        place: which rank this is; without it the only one. store: where the ranks meet, see `join_ranks`.
+        Raises `RltopError` for a checkpoint that cannot be read, mapped or split, or when Megatron-Core is missing.
         """
+        place = place or Layout().place(0)
         torch.set_num_threads(config.threads)
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
         self.config = config
         self.shape = read_shape(hf_checkpoint)
+        check_layout(place.layout, _divisible(self.shape), where=str(hf_checkpoint))
         self._source = hf_checkpoint
         self._faults = tuple(faults)
         weights = read_weights(hf_checkpoint)
         self._megatron = load_megatron()
-        start_single_rank(self._megatron, seed=config.seed)
-        self._device = torch.device("cpu" if self._megatron.on_cpu else "cuda")
-        self._model = build_model(self._megatron, self.shape)
-        load_weights(self._model, weights, self.shape)
+        self.ranks = join_ranks(self._megatron, place, seed=config.seed, store=store)
+        self._device = self.ranks.device
+        self._model = build_model(self._megatron, self.shape, place)
+        put_weights(self._model, local_weights(self._model, weights, self.shape, place))
         self._ddp = wrap_ddp(self._megatron, self._model)
         config_of(self._model).finalize_model_grads_func = self._megatron.finalize_grads
         self._optimizer = self._make_optimizer(config.lr)
@@ -120,7 +137,9 @@ class MegatronBackend:
     def description(self) -> str:
         """For people: what trains, on what, how it batches."""
         where = "cpu/gloo" if self._megatron.on_cpu else "cuda/nccl"
-        return f"megatron-core {self._megatron.version}, local spec, {where}, fp32, padded micro-batches"
+        layout = self.ranks.place.layout
+        split = f", {layout}" if layout.world > 1 else ""
+        return f"megatron-core {self._megatron.version}, local spec, {where}{split}, fp32, padded micro-batches"
 
     # --- reference --------------------------------------------------------------------------------------------------
 
@@ -136,12 +155,8 @@ class MegatronBackend:
                 "the reference model has another shape", where=str(hf_checkpoint), why=f"{shape} is not {self.shape}"
             )
         weights = read_weights(hf_checkpoint)
-        self._set_reference(
-            {
-                name: from_hf(name, weights, self.shape).to(parameter).clone()
-                for name, parameter in self._model.named_parameters()
-            }
-        )
+        local = local_weights(self._model, weights, self.shape, self.ranks.place)
+        self._set_reference({name: tensor.to(self._device, torch.float32, copy=True) for name, tensor in local.items()})
 
     def _set_reference(self, reference: dict[str, Tensor]) -> None:
         if any(fault.name == "ref-perturb" for fault in self._faults):
@@ -159,16 +174,11 @@ class MegatronBackend:
                 "no reference model", where="MegatronBackend", do="call snapshot_ref() or load_ref(checkpoint) first"
             )
         actor = {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()}
-        self._put(self._reference)
+        put_weights(self._model, self._reference)
         try:
             yield
         finally:
-            self._put(actor)
-
-    @torch.no_grad()
-    def _put(self, weights: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._model.named_parameters():
-            parameter.copy_(weights[name])
+            put_weights(self._model, actor)
 
     # --- passes -----------------------------------------------------------------------------------------------------
 
@@ -181,11 +191,13 @@ class MegatronBackend:
         batches = self._micro_batches(batch)
         with self._weights_of(which), torch.no_grad():
             parts = self._forward(batches, None)
-        result: list[Tensor] = [torch.empty(0)] * len(batch)
-        for micro, part in zip(batches, parts, strict=True):
-            for index, values in zip(micro.samples, part.cpu().split(micro.sizes), strict=True):
-                result[index] = values
-        return result
+        mine = {
+            index: values
+            for micro, part in zip(batches, parts, strict=False)  # only the last stage has parts
+            for index, values in zip(micro.samples, part.cpu().split(micro.sizes), strict=True)
+        }
+        every = self.ranks.from_last_stage(self.ranks.union_of_replicas(mine))
+        return [every[index] for index in range(len(batch))]
 
     def train_step(
         self, samples: Sequence[TrainSample], loss: LossConfig, *, rollout_id: int | None = None
@@ -251,24 +263,44 @@ class MegatronBackend:
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
+    def hf_stages(self) -> list[dict[str, Tensor]] | None:
+        """On rank 0 the whole model's weights by Hugging Face name, one dict per pipeline stage; None elsewhere.
+
+        Detached. They may share memory with the model: copy to keep.
+        """
+        return gather_stages(self._model, self.shape, self.ranks)
+
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights under the checkpoint's names, detached. They may share memory with the model: copy to keep."""
-        yield from named_hf_tensors(self._model, self.shape)
+        """All weights under the checkpoint's names, as `hf_stages` gives them; nothing on ranks other than 0."""
+        for stage in self.hf_stages() or []:
+            yield from stage.items()
 
     def save_hf(self, directory: Path) -> None:
-        """Write a complete Hugging Face checkpoint (tokenizer included); see `write_checkpoint`."""
-        write_checkpoint(directory, self._source, self.hf_tensors())
+        """Write a complete Hugging Face checkpoint (tokenizer included) from rank 0; see `write_checkpoint`."""
+        stages = self.hf_stages()
+        if stages is not None:
+            write_checkpoint(directory, self._source, (item for stage in stages for item in stage.items()))
+        self.ranks.barrier()
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _micro_batches(self, samples: Sequence[HasTokens]) -> list[MicroBatch]:
+        """This replica's share of the samples. Every rank checks all of them, so that all refuse a bad one together."""
         check_samples(samples, vocab_size=self.shape.vocab_size, max_positions=self.shape.max_positions)
+        lengths, step = [len(sample.tokens) for sample in samples], self.config.global_batch_size
+        place = self.ranks.place
+        replicas = place.layout.data
+        if len(samples) < replicas:
+            raise RltopError(
+                "fewer samples than data parallel replicas", where="the batch", why=f"{len(samples)} for {replicas}"
+            )
+        share = balanced(lengths, replicas, step_samples=step)[place.data]
         chosen = plan(
-            [len(sample.tokens) for sample in samples],
+            [lengths[index] for index in share],
             max_tokens=self.config.max_tokens_per_micro_batch,
-            step_samples=self.config.global_batch_size,
+            step_samples=-(-step // replicas) if step else None,
         )
-        return [collate(samples, indices, self._device) for indices in chosen]
+        return [collate(samples, tuple(share[at] for at in part), self._device) for part in chosen]
 
     def _token_weights(self, samples: Sequence[TrainSample], *, per_token: bool) -> list[list[float]]:
         masks = [mask_of(sample) for sample in samples]
@@ -305,7 +337,13 @@ class MegatronBackend:
         return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in present]).to(self._device)
 
     def _forward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None) -> list[Any]:
-        """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch."""
+        """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch.
+
+        The list is empty on every pipeline stage but the last.
+        """
+        # The schedule divides by the number of micro-batches and Megatron's DDP by that of replicas; our shares already
+        # add up to the mean.
+        parts = len(batches) * self.ranks.place.layout.data
 
         def forward_step(iterator: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             micro = next(iterator)
@@ -313,12 +351,13 @@ class MegatronBackend:
 
             def finish(output: Tensor, non_loss_data: bool = False) -> Any:
                 rows = output.reshape(-1, output.shape[-1])[micro.predicted_by]
-                log_probs, entropy = token_log_probs(rows, micro.targets, self.config.temperature)
+                log_probs, entropy = sharded_log_probs(
+                    rows, micro.targets, self.config.temperature, ranks=self.ranks, vocab_size=self.shape.vocab_size
+                )
                 if micro_loss is None or non_loss_data:
                     return log_probs
                 loss, metrics = micro_loss(micro, log_probs, entropy)
-                # The schedule divides by the number of micro-batches; our shares already add up to the mean.
-                return loss * len(batches), metrics
+                return loss * parts, metrics
 
             return logits, finish
 
@@ -336,12 +375,13 @@ class MegatronBackend:
         return result
 
     def _backward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any) -> dict[str, float]:
-        """Put the step's gradient into Megatron's buffer; returns the metrics, summed over micro-batches."""
+        """Put the step's gradient into Megatron's buffer; returns the metrics, summed over all micro-batches."""
         ddp: Any = self._ddp
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
         shares = self._forward(batches, micro_loss)
-        return {name: sum(share[name].item() for share in shares) for name in shares[0]}
+        mine = {name: sum(share[name].item() for share in shares) for name in shares[0]} if shares else {}
+        return self.ranks.from_last_stage(self.ranks.sum_over_replicas(mine))
 
     def _update(self, optimizer: Any) -> dict[str, float]:
         """Clip and step, unless the gradient is not finite."""
@@ -387,3 +427,12 @@ def _gradients(model: Any) -> Iterator[Tensor]:
     """The gradients as Megatron's DDP accumulates them, views into its buffer."""
     for parameter in model.parameters():
         yield parameter.main_grad
+
+
+def _divisible(shape: ModelShape) -> Divisible:
+    return Divisible(
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        intermediate_size=shape.intermediate_size,
+    )

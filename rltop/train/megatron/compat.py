@@ -8,8 +8,9 @@ harmless:
   CPU in it. Everything else in the process (transformers, the engine, a test) sees the real torch.
 - Each correction names the failure that it answers. One that a Megatron version does not need is skipped for it.
 
-Covered: dense GPT models with the local layer spec in fp32, Megatron's DDP, its FP32 optimizer and its schedules. Not
-covered: MoE (refused with the checkpoint), several ranks (refused), the distributed optimizer (never asked for).
+Covered: dense GPT models with the local layer spec in fp32, Megatron's DDP, its FP32 optimizer, its schedules, and
+tensor, pipeline and data parallel ranks over gloo. Not covered: MoE (refused with the checkpoint), context parallel
+(refused with the arguments), the distributed optimizer and sequence parallel (never asked for).
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def load_megatron() -> Megatron:
         _install_cpu_namespace()
         _install_cpu_random_tracker()
         _install_cpu_clipping()
+        _install_cpu_embedding_setup()
     return megatron
 
 
@@ -283,3 +285,21 @@ def clip_by_total_norm(
 def _install_cpu_clipping() -> None:
     optimizer: Any = importlib.import_module("megatron.core.optimizer.optimizer")
     optimizer.clip_grad_by_total_norm_fp32 = clip_by_total_norm
+
+
+# --- the embedding's second copy -----------------------------------------------------------------------------------
+
+
+def _install_cpu_embedding_setup() -> None:
+    """Leave out the exchange of a tied embedding between first and last stage while a model is built.
+
+    Failure without it: "Torch not compiled with CUDA enabled" from `weight.data.cuda()`, a method that no namespace can
+    replace. Nothing is lost: the backend loads both copies from the checkpoint. The module asks `is_initialized` in
+    this one place (0.16.1 and 0.19.2).
+    """
+    module: Any = importlib.import_module("megatron.core.models.common.language_module.language_module")
+    if isinstance(module.torch.distributed, _Namespace):
+        return
+    distributed = _Namespace(module.torch.distributed, {"is_initialized": lambda: False})
+    module.torch = _Namespace(module.torch, {"distributed": distributed})
+    module.LanguageModule.embedding_warning_printed = True

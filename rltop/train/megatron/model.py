@@ -1,44 +1,36 @@
-"""Builds the Megatron model of a checkpoint on this rank: process groups, configuration, weights."""
+"""The Megatron model of a checkpoint on this rank, and its weights in and out under Hugging Face names.
+
+A rank builds its stage's layers and its share of each. Weights come out whole, on one rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import distributed
 
 from rltop.errors import RltopError
+from rltop.train.layout import Place
 from rltop.train.megatron.compat import Megatron, quietly
 from rltop.train.megatron.hf_checkpoint import ModelShape
-from rltop.train.megatron.name_map import from_hf, hf_names, to_hf
+from rltop.train.megatron.name_map import (
+    checkpoint_names,
+    from_hf,
+    hf_names,
+    is_split,
+    padded_vocabulary,
+    shard,
+    to_hf,
+    unshard,
+)
+from rltop.train.megatron.ranks import Ranks
 
 
 @quietly()
-def start_single_rank(megatron: Megatron, *, seed: int) -> None:
-    """Process groups of one rank, and the random streams of the model. Safe to call again in the same process.
-
-    The store lives in this process (no port, no file), so any number of such trainers share a machine.
-    Raises `RltopError` if the process already is one of several ranks: this trainer does not split a model yet.
-    """
-    if not distributed.is_initialized():
-        backend = "gloo" if megatron.on_cpu else "nccl"
-        store = distributed.HashStore()  # type: ignore[attr-defined]  # public and documented, missing in the stub
-        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    if distributed.get_world_size() != 1:
-        raise RltopError(
-            "the trainer runs on one rank",
-            where="torch.distributed",
-            why=f"this process is rank {distributed.get_rank()} of {distributed.get_world_size()}",
-        )
-    if not megatron.parallel_state.model_parallel_is_initialized():
-        megatron.parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-    megatron.seed_model_parallel(seed)
-
-
-@quietly()
-def build_model(megatron: Megatron, shape: ModelShape) -> torch.nn.Module:
+def build_model(megatron: Megatron, shape: ModelShape, place: Place) -> torch.nn.Module:
     """A `GPTModel`: local layer spec, fp32, no dropout, no fused kernels. Its weights are undefined."""
+    layout = place.layout
     config = megatron.transformer_config(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -56,6 +48,12 @@ def build_model(megatron: Megatron, shape: ModelShape) -> torch.nn.Module:
         attention_dropout=0.0,
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        # Micro-batches differ in shape; the stages tell each other.
+        variable_seq_lengths=layout.pipeline > 1,
+        # A dense model dispatches nothing, but the default is refused together with the line above.
+        moe_token_dispatcher_type="alltoall",
         # The weights come from the checkpoint; drawing them first would only cost time.
         perform_initialization=False,
         use_cpu_initialization=megatron.on_cpu,
@@ -71,12 +69,19 @@ def build_model(megatron: Megatron, shape: ModelShape) -> torch.nn.Module:
     model: torch.nn.Module = megatron.gpt_model(
         config=config,
         transformer_layer_spec=megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm"),
-        vocab_size=shape.vocab_size,
+        vocab_size=padded_vocabulary(shape.vocab_size, layout.tensor),
         max_sequence_length=shape.max_positions,
+        pre_process=place.first_stage,
+        post_process=place.last_stage,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
         rotary_base=shape.rope_theta,
     )
+    for name, parameter in model.named_parameters():
+        if is_split(name):
+            # Megatron does this where it draws weights, which is left out here. Without it the gradient norm takes
+            # every shard for a copy of the first.
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]  # Megatron's mark
     return model if megatron.on_cpu else model.cuda()
 
 
@@ -96,35 +101,65 @@ def config_of(model: Any) -> Any:
     return model.config
 
 
-def load_weights(
-    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], shape: ModelShape, *, first_layer: int = 0
-) -> None:
-    """Copy a Hugging Face state dict into the Megatron model.
+def first_layer(shape: ModelShape, place: Place) -> int:
+    """Global number of the first layer of this rank's stage."""
+    return shape.num_layers // place.layout.pipeline * place.pipeline
 
-    Raises `RltopError` for a tensor that is missing, left over or of another shape: a checkpoint is never loaded in
+
+def local_weights(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], shape: ModelShape, place: Place
+) -> dict[str, torch.Tensor]:
+    """This rank's part of a Hugging Face state dict, by the names of the model's parameters.
+
+    Raises `RltopError` for a tensor that is missing, left over or of another shape: a checkpoint is never taken in
     part.
     """
-    used: set[str] = set()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            tensor = from_hf(name, weights, shape, first_layer=first_layer)
-            used.update(hf_names(name, first_layer=first_layer))
-            if tensor.shape != parameter.shape:
-                raise RltopError(
-                    "a tensor of the checkpoint has the wrong shape",
-                    where=", ".join(hf_names(name, first_layer=first_layer)),
-                    why=f"config.json asks for {tuple(parameter.shape)} in {name}, the file has {tuple(tensor.shape)}",
-                )
-            parameter.copy_(tensor)
+    local, first = {}, first_layer(shape, place)
+    for name, parameter in model.named_parameters():
+        source = _origin(name, shape)
+        whole = from_hf(source, weights, shape, first_layer=first)
+        tensor = shard(source, whole, rank=place.tensor, ranks=place.layout.tensor)
+        if tensor.shape != parameter.shape:
+            raise RltopError(
+                "a tensor of the checkpoint has the wrong shape",
+                where=", ".join(hf_names(source, first_layer=first)),
+                why=f"config.json asks for {tuple(parameter.shape)} in {name}, the file has {tuple(tensor.shape)}",
+            )
+        local[name] = tensor
     # A tied checkpoint may carry a copy of its embedding as lm_head; everything else must have a place.
-    left = set(weights) - used - ({"lm_head.weight"} if shape.tied else set())
+    left = set(weights) - checkpoint_names(shape) - ({"lm_head.weight"} if shape.tied else set())
     if left:
         raise RltopError("the checkpoint has tensors that the model lacks", where=", ".join(sorted(left)[:5]))
+    return local
 
 
-def named_hf_tensors(
-    model: torch.nn.Module, shape: ModelShape, *, first_layer: int = 0
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under their Hugging Face names, detached. They may share memory with the model: copy to keep."""
+@torch.no_grad()
+def put_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy this rank's tensors into the model."""
     for name, parameter in model.named_parameters():
-        yield from to_hf(name, parameter.detach(), shape, first_layer=first_layer)
+        parameter.copy_(weights[name])
+
+
+@torch.no_grad()
+def gather_stages(model: torch.nn.Module, shape: ModelShape, ranks: Ranks) -> list[dict[str, torch.Tensor]] | None:
+    """On rank 0: one dict per pipeline stage, Hugging Face name -> whole tensor. None on every other rank.
+
+    All ranks call it; replicas other than the first return at once. A layer's name counts over all stages. The tensors
+    are detached and may share memory with the model: copy to keep. Rank 0 must have room for the whole model.
+    """
+    place = ranks.place
+    if not place.sends_weights:
+        return None
+    named: list[tuple[str, torch.Tensor]] = []
+    for name, parameter in model.named_parameters():
+        if _origin(name, shape) != name:
+            continue  # the embedding's second copy, on the last stage
+        tensor = parameter.detach()
+        whole = unshard(name, ranks.shards(tensor), shape) if is_split(name) else tensor
+        named += to_hf(name, whole, shape, first_layer=first_layer(shape, place))
+    return ranks.stages(named) if place.tensor == 0 else None
+
+
+def _origin(name: str, shape: ModelShape) -> str:
+    """The parameter that `name` is a copy of: with pipeline stages a tied output layer is the embedding once more."""
+    return "embedding.word_embeddings.weight" if shape.tied and name == "output_layer.weight" else name

@@ -12,14 +12,16 @@ What differs between the two:
 TransformerEngine's fused layers keep the two norms as linear_qkv.layer_norm_weight and
 mlp.linear_fc1.layer_norm_weight.
 
-A pipeline stage numbers its layers from 0; `first_layer` is the stage's first global layer. Both directions move
-numbers and never compute with them, so a round trip is bitwise.
+A pipeline stage numbers its layers from 0; `first_layer` is the stage's first global layer. A tensor parallel rank
+holds whole key/value groups of linear_qkv, its rows of gate above its rows of up, columns of linear_proj and
+linear_fc2, and rows of the embedding, which zero rows fill up to a multiple of the ranks. Norms are whole everywhere.
+Both directions move numbers and never compute with them, so a round trip is bitwise.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -50,6 +52,10 @@ _IN_LAYER = {
     "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
 }
+
+
+_SPLIT_ROWS = ("linear_qkv.weight", "linear_fc1.weight", "word_embeddings.weight", "output_layer.weight")
+_SPLIT_COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def hf_names(name: str, *, first_layer: int = 0) -> tuple[str, ...]:
@@ -114,3 +120,45 @@ def split_qkv(qkv: torch.Tensor, shape: ModelShape) -> tuple[torch.Tensor, torch
     queries = shape.num_heads // groups * dim
     q, k, v = torch.split(qkv.reshape(groups, -1, hidden), [queries, dim, dim], dim=1)
     return q.reshape(-1, hidden), k.reshape(-1, hidden), v.reshape(-1, hidden)
+
+
+def checkpoint_names(shape: ModelShape) -> set[str]:
+    """All tensors of a Hugging Face checkpoint of this shape."""
+    outside = {name for name in _OUTSIDE_LAYERS.values() if not (shape.tied and name == "lm_head.weight")}
+    inside = {part for parts in _IN_LAYER.values() for part in parts}
+    return outside | {f"model.layers.{layer}.{part}" for layer in range(shape.num_layers) for part in inside}
+
+
+def padded_vocabulary(vocab_size: int, ranks: int) -> int:
+    """Rows of the embedding over all tensor parallel ranks: the next multiple of their number."""
+    return -(-vocab_size // ranks) * ranks
+
+
+def is_split(name: str) -> bool:
+    """Whether tensor parallel ranks hold different parts of the Megatron parameter `name`."""
+    return name.endswith(_SPLIT_ROWS + _SPLIT_COLUMNS)
+
+
+def shard(name: str, tensor: torch.Tensor, *, rank: int, ranks: int) -> torch.Tensor:
+    """The part of the whole Megatron parameter `name` that tensor parallel rank `rank` holds."""
+    if ranks == 1 or not is_split(name):
+        return tensor
+    if name.endswith(_SPLIT_COLUMNS):
+        return tensor.chunk(ranks, dim=1)[rank]
+    if name.endswith("linear_fc1.weight"):
+        return torch.cat([half.chunk(ranks, dim=0)[rank] for half in tensor.chunk(2, dim=0)])
+    missing = padded_vocabulary(tensor.shape[0], ranks) - tensor.shape[0]
+    return torch.nn.functional.pad(tensor, (0, 0, 0, missing)).chunk(ranks, dim=0)[rank]
+
+
+def unshard(name: str, parts: Sequence[torch.Tensor], shape: ModelShape) -> torch.Tensor:
+    """The inverse of `shard`: the whole parameter from the parts of all ranks, in their order."""
+    if len(parts) == 1 or not is_split(name):
+        return parts[0]
+    if name.endswith(_SPLIT_COLUMNS):
+        return torch.cat(list(parts), dim=1)
+    if name.endswith("linear_fc1.weight"):
+        halves = [part.chunk(2, dim=0) for part in parts]
+        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
+    whole = torch.cat(list(parts))
+    return whole if name.endswith("linear_qkv.weight") else whole[: shape.vocab_size]
