@@ -77,6 +77,15 @@ def _header(mirror: Mirror) -> list[str]:
         lines.append(clean(f"  it {over}; this is what its journal holds: {archive.get('path', '')}"))
     if run.get("text"):
         lines.append(clean(f"  {run['text']}"))
+    previous = mirror.state.get("previous")
+    if previous and run.get("attempt", 1) > 1:
+        bad = previous.get("root_causes") or []
+        told = [
+            str(previous.get("state", "")),
+            str(previous.get("text") or ""),
+            f"from {', '.join(bad)}" if bad else "",
+        ]
+        lines.append(clean(f"attempt {run['attempt']}; the one before: {', '.join(word for word in told if word)}"))
     if phase.get("name"):
         rollout = f"  rollout {phase['rollout_id']}" if phase.get("rollout_id") is not None else ""
         usual = f" (usually {number(phase['median_s'])} s)" if phase.get("median_s") is not None else ""

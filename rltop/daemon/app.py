@@ -23,6 +23,7 @@ import zmq.asyncio
 
 import rltop
 from rltop import runs
+from rltop.daemon import attempts
 from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
@@ -162,9 +163,12 @@ class Daemon:
         core.ring.restore(restored.events, restored.head)
         self._publisher.begin()
         core.series = opened.series
-        self._ingest.restore()
         self._commands.restore(restored.operations)
-        self._verdicts.restore(opened.records)
+        if attempts.begins(self._options.trainer, restored.head, self._options.run_dir):
+            attempts.begin(core, self._options.run_dir)
+        else:
+            self._ingest.restore()
+            self._verdicts.restore(opened.records)
         run = {
             "name": self._name,
             "framework": "",
@@ -172,6 +176,7 @@ class Daemon:
             "state": "waiting",
             "text": "",
             "started": self._started,
+            "attempt": 1,
         }
         core.set("run", {**run, "ended": None, "args": {}, **(core.table.get("run") or {}), "name": self._name})
         core.set(

@@ -269,7 +269,7 @@ class Ingest:
     def _run(self, source: _Source, payload: RunPayload) -> None:
         self._owner = source.name
         before = self._core.table.get("run") or {}
-        if before.get("framework"):
+        if before.get("framework") or before.get("attempt", 1) > 1:
             self._core.series.restart()
         facts = trim(msgspec.to_builtins(payload))
         now = self._core.now()

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,23 @@ def state_of(connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str, A
 def end_of(connection: sqlite3.Connection, run_dir: Path) -> End:
     """How the run ended: what its journal says, and what its trainer's keeper wrote when no daemon was there."""
     state = state_of(connection, ("run", "trainer"))
-    run, trainer = state.get("run") or {}, state.get("trainer") or {}
+    last = connection.execute("SELECT max(t) FROM (SELECT max(t) AS t FROM events UNION SELECT max(t) FROM state)")
+    row = connection.execute(
+        "SELECT text FROM events WHERE kind = 'run' AND source = 'daemon' ORDER BY eseq DESC LIMIT 1"
+    ).fetchone()
+    said = row[0] if row is not None and row[0].endswith("and stops") else ""
+    return end_from(
+        state.get("run") or {}, state.get("trainer") or {}, run_dir, last=last.fetchone()[0], daemon_said=said
+    )
+
+
+def end_from(
+    run: Mapping[str, Any], trainer: Mapping[str, Any], run_dir: Path, *, last: float | None, daemon_said: str = ""
+) -> End:
+    """As `end_of`, from the state keys `run` and `trainer`.
+
+    last: wall clock of the newest thing in the journal. daemon_said: the daemon's last words, if it had any.
+    """
     said = str(run.get("state") or "waiting")
     if said in _OVER:
         return End(said, str(run.get("text") or ""), run.get("ended"))
@@ -131,11 +147,5 @@ def end_of(connection: sqlite3.Connection, run_dir: Path) -> End:
         end = how_it_ended(record.code, asked=False, log=run_dir / "trainer.log")
         words = "the trainer ended while no daemon was there"
         return End(end.state, f"{words}: {end.text}" if end.text else words, record.ended or None)
-    last = connection.execute("SELECT max(t) FROM (SELECT max(t) AS t FROM events UNION SELECT max(t) FROM state)")
-    ended = last.fetchone()[0]
-    row = connection.execute(
-        "SELECT text FROM events WHERE kind = 'run' AND source = 'daemon' ORDER BY eseq DESC LIMIT 1"
-    ).fetchone()
-    told = row is not None and row[0].endswith("and stops")
-    how = row[0] if told else "the daemon was killed or its machine went down"
-    return End("lost", f"{how}; the run was {said} then, and nobody saw its end", ended)
+    how = daemon_said or "the daemon was killed or its machine went down"
+    return End("lost", f"{how}; the run was {said} then, and nobody saw its end", last)

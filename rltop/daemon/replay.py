@@ -118,9 +118,12 @@ def points(connection: sqlite3.Connection, key: str) -> tuple[array[float], arra
 
 
 def kept_records(connection: sqlite3.Connection) -> list[tuple[str, str, float, Any]]:
-    """Records kept since the newest start of the run, oldest first: (kind, source, wall clock, payload)."""
+    """Records kept since the newest start of the run, oldest first: (kind, source, wall clock, payload).
+
+    A start is a `run` record of a trainer or the `attempt` of a daemon, whichever came last.
+    """
     rows = connection.execute(
         "SELECT kind, source, t, payload FROM records "
-        "WHERE n >= coalesce((SELECT max(n) FROM records WHERE kind = 'run'), 0) ORDER BY n"
+        "WHERE n >= coalesce((SELECT max(n) FROM records WHERE kind IN ('run', 'attempt')), 0) ORDER BY n"
     )
     return [(kind, source, t, _unpack(payload)) for kind, source, t, payload in rows]

@@ -19,6 +19,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,10 +230,20 @@ def adopt_trainer(record: TrainerRecord, run_dir: Path) -> TrainerJob | None:
 def _find(record: TrainerRecord) -> psutil.Process | None:
     try:
         process = psutil.Process(record.pid)
-        same = birth(record.pid) == record.birth and process.environ().get(MARKER) == record.marker
+        if not record.birth or birth(record.pid) != record.birth or not _alive(process):
+            return None
+        return process if _environ(process).get(MARKER) == record.marker else None
     except (psutil.Error, OSError, ValueError):
         return None
-    return process if same and record.birth and _alive(process) else None
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    """Its environment. In the moment of its exec a process has none yet: that is waited out."""
+    for _ in range(100):
+        if found := process.environ():
+            return dict(found)
+        time.sleep(0.01)
+    return {}
 
 
 def read_record(run_dir: Path) -> TrainerRecord | None:

@@ -26,7 +26,7 @@ class RunFactsView(Struct):
     picker: Picker = field(default_factory=Picker)
 
     def uses(self, key: str) -> bool:
-        return key in ("run", "weights", "trainer") or key.startswith(("source/", "op/", "metric/perf/"))
+        return key in ("run", "previous", "weights", "trainer") or key.startswith(("source/", "op/", "metric/perf/"))
 
     def badge(self, frame: Frame) -> Row:
         lost = sum(_losses(value) for _, value in under(frame.state, "source/"))
@@ -100,6 +100,14 @@ def _all(frame: Frame) -> Iterator[_Fact]:
         yield "injected fault", name, "warn"
     for name in known.stand_ins:
         yield "stand-in", name, "accent"
+    if isinstance(run.get("attempt"), int) and run["attempt"] > 1:
+        yield "attempt", plain(run["attempt"]), "text"
+        previous = frame.state.get("previous")
+        if isinstance(previous, Mapping):
+            told = [plain(previous.get("state")), plain(previous.get("text"))]
+            told += [f"rollout {plain(previous['rollout'])}"] if previous.get("rollout") is not None else []
+            told += [f"failed: {', '.join(map(str, causes))}"] if (causes := previous.get("root_causes")) else []
+            yield "attempt before", ", ".join(word for word in told if word), "text"
     for label, key in (
         ("backend", "backend"),
         ("ended with", "text"),
