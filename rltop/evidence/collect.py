@@ -171,8 +171,10 @@ def mode_of(obs: Observations) -> Mode:
 
 
 def _trains(obs: Observations) -> bool:
-    """Something in the evidence was made by a trainer, or for one."""
-    if any(event.owner == "trainer" for event in obs.events) or any(log.owner == "trainer" for log in obs.logs):
+    """Something in the evidence was made by a trainer, or for one. A file's name alone says little: `train.log` is
+    also what people call the log of a job without a trainer."""
+    sided = {event.owner for event in obs.events if event.actor or event.rank is not None}
+    if "trainer" in sided or (not sided and any(log.owner == "trainer" for log in obs.logs)):
         return True
     if any(row.axis == "train" for row in obs.metrics) or obs.phases or obs.syncs:
         return True

@@ -59,7 +59,8 @@ def parse_map(text: str) -> dict[str, object] | None:
         return None
     body = text[start:]
     try:
-        value = json.loads(body)
+        # The usual dict of numbers is JSON but for its quotes.
+        value = json.loads(body if '"' in body else body.replace("'", '"'))
     except (ValueError, RecursionError):
         try:
             value = parse(body)

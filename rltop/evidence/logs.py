@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rltop.checks.found import LogEvent, LogSource, Owner
-from rltop.checks.observe import Args, MetricRow, PhaseEvent
+from rltop.checks.found import LogEvent, LogSource, Owner, Problem
+from rltop.checks.observe import Args, MetricRow, PhaseEvent, Where
 from rltop.evidence import logtext
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines import RECOGNISERS, Line, Recogniser
@@ -30,12 +30,20 @@ SHAPE = 4096
 LOOK_BACK = 5000
 """Lines that are gone back for the prefix of a line that has none."""
 MOST_BLOCKS = 256
-RING = 48
+SILENCE = 500
+"""Lines of other processes after which a traceback is taken to be over."""
+RING = 16
 """Batch and access lines of one process that are kept as first, as newest, and before and after any other event."""
 MOST_STREAMS = 1024
 EVENTS = (4000, 4000)
 """First and newest events of one kind in one log."""
+_PARENTHESIS = frozenset(b"(\x1b")
+_PREFIXED = frozenset(b"([\x1b0123456789 DIWEFCMTS")
+"""First bytes of lines that may have a prefix."""
+_MINUTE = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\d\d:\d\d")
 ROWS = (60_000, 60_000)
+_ENGINE_KINDS = frozenset({"engine_stage", "prefill", "decode"})
+"""What only an engine writes: a log with such lines and no actors is an engine's."""
 TEXT = 65_536
 
 _TAPS: tuple[tuple[str, bytes], ...] = (
@@ -77,6 +85,8 @@ class Hits:
     taps: frozenset[str] = frozenset()
     bulk: bool = False
     """Only bulk recognisers."""
+    kind: str = ""
+    """Of the first recogniser."""
 
 
 NOTHING = Hits()
@@ -87,26 +97,32 @@ class Table:
     """Recognisers with their needles as they are searched for."""
 
     entries: tuple[tuple[bytes, Recogniser], ...]
+    unless: tuple[tuple[bytes, Recogniser], ...] = ()
 
     @staticmethod
     def of(recognisers: Iterable[Recogniser]) -> Table:
         """The table of some recognisers. Raises ValueError for a needle without a letter left."""
-        entries = []
+        entries, unless = [], []
         for recogniser in recognisers:
+            unless += [(literal.encode().translate(None, DIGITS), recogniser) for literal in recogniser.unless]
             for needle in recogniser.needles:
                 literal = needle.encode().translate(None, DIGITS)
                 if not literal.strip():
                     raise ValueError(f"recogniser {recogniser.kind}: the needle {needle!r} has no letters")
                 entries.append((literal, recogniser))
-        return Table(tuple(entries))
+        return Table(tuple(entries), tuple(unless))
 
     def hits(self, shape: bytes) -> Hits:
         """What a line of this shape may be."""
         found = tuple(dict.fromkeys(recogniser for literal, recogniser in self.entries if literal in shape))
+        if found and self.unless:
+            out = {id(recogniser) for literal, recogniser in self.unless if literal in shape}
+            found = tuple(recogniser for recogniser in found if id(recogniser) not in out)
         taps = frozenset(name for name, literal in _TAPS if literal in shape)
         if not found and not taps:
             return NOTHING
-        return Hits(found, taps, bool(found) and not taps and all(recogniser.bulk for recogniser in found))
+        bulk = bool(found) and not taps and all(recogniser.bulk for recogniser in found)
+        return Hits(found, taps, bulk, found[0].kind if found else "")
 
 
 TABLE = Table.of(RECOGNISERS)
@@ -132,10 +148,12 @@ class _Context:
 class _Bulk:
     """Batch or access lines of one process."""
 
-    kept: int = 0
-    after: int = 0
-    """So many more are kept, because something happened."""
-    minute: bytes = b""
+    keep: int = RING
+    """So many more are kept, because they are the first or because something happened."""
+    minute: bytes = b"?"
+    """Date and minute of the newest line."""
+    unread: int = 0
+    """Lines that were only put into the ring."""
     ring: deque[tuple[int, bytes, Hits, _Context]] = field(default_factory=lambda: deque(maxlen=RING))
 
 
@@ -150,6 +168,8 @@ class Taken:
     samples: logtext.SampleLines = field(default_factory=logtext.SampleLines)
     args: list[Args] = field(default_factory=list)
     aborts: list[LogEvent] = field(default_factory=list)
+    defects: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Recognisers that raised: kind -> (line, error)."""
 
 
 class LogScan:
@@ -161,12 +181,13 @@ class LogScan:
         self._shapes: dict[bytes, Hits] = {}
         self._owner, self._rank, self._engine = owner_of_file(name)
         self._context = _Context()
-        self._last: tuple[int, bytes] | None = None
-        self._year: int | None = None
+        self._near: float | None = None
+        """The newest time with a date: stamps without one are close to it."""
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._bulk: dict[bytes, _Bulk] = {}
+        self._bulk: dict[tuple[str, bytes], _Bulk] = {}
         self._tables = logtext.ArgsTables(name)
-        self._masked = False
+        self._masked = 0
+        """Lines of model text over several lines that were skipped so far."""
         self._first_time: float | None = None
         self._last_time: float | None = None
         self._rollouts = logtext.RolloutContext()
@@ -175,7 +196,7 @@ class LogScan:
 
     def feed(self, start: int, pieces: Sequence[bytes]) -> None:
         """Lines `start`, `start` + 1, ...: the whole of each, or one piece of a line."""
-        shapes, number = self._shapes, start - 1
+        shapes, bulk, number = self._shapes, self._bulk, start - 1
         for piece in pieces:
             number += 1
             if not piece:
@@ -184,12 +205,22 @@ class LogScan:
             hits = shapes.get(shape)
             if hits is None:
                 hits = self._look(shape)
-            if hits is NOTHING and not self._blocks and not self._masked and not self._tables.open:
+            if self._blocks or self._masked or self._tables.open:
+                self._line(start, number, pieces, hits)
+            elif hits is NOTHING:
                 continue
-            if hits.bulk and not self._blocks and not self._masked and not self._tables.open:
-                self._one_of_many(start, number, pieces, hits)
-                continue
-            self._line(number, piece, hits, self._above(start, number, pieces))
+            elif hits.bulk:
+                end = piece.find(b")", 0, 96) + 1 if piece[0] in _PARENTHESIS else 0
+                state = bulk.get((hits.kind, piece[:end]))
+                if state is None or state.keep or state.minute not in piece:
+                    self._one_of_many(start, number, pieces, hits)
+                    continue
+                if piece[0] not in _PREFIXED:
+                    self._above(start, number, pieces)
+                state.ring.append((number, piece, hits, self._context))
+                state.unread += 1
+            else:
+                self._line(start, number, pieces, hits)
         self._leave(start, pieces)
         self._lines = max(self._lines, number)
 
@@ -211,7 +242,7 @@ class LogScan:
         time_only: Prefix | None = None
         for at in range(number - 1, max(start - 1, seen.number, number - LOOK_BACK), -1):
             piece = pieces[at - start]
-            if not _may_be_prefixed(piece):
+            if piece[:1] and piece[0] not in _PREFIXED:
                 continue
             prefix = self._prefix(piece)
             if not prefix.given:
@@ -232,9 +263,9 @@ class LogScan:
             self._above(start, start + len(pieces), pieces)
 
     def _prefix(self, piece: bytes) -> Prefix:
-        prefix = read_prefix(piece[:2048].decode("utf-8", "replace"), self._year)
-        if prefix.year is not None:
-            self._year = prefix.year
+        prefix = read_prefix(piece[:2048].decode("utf-8", "replace"), self._near)
+        if prefix.dated:
+            self._near = prefix.time
         return prefix
 
     def _enter(self, prefix: Prefix, number: int, time: float | None) -> None:
@@ -271,14 +302,16 @@ class LogScan:
             return prefix.rank
         return prefix.tags.get("TP") if prefix.tags else self._rank
 
-    def _make(self, number: int, piece: bytes, above: _Context) -> Line:
-        prefix = read_prefix(piece[:TEXT].decode("utf-8", "replace"), self._year)
-        if prefix.year is not None:
-            self._year = prefix.year
+    def _make(self, start: int, number: int, pieces: Sequence[bytes]) -> Line:
+        prefix = read_prefix(pieces[number - start][:TEXT].decode("utf-8", "replace"), self._near)
+        if prefix.time is None:
+            self._above(start, number, pieces)
+        elif prefix.dated:
+            self._near = prefix.time
         if prefix.given:
             self._enter(prefix, number, prefix.time)
         else:
-            self._context = replace(above, number=number)
+            self._context = replace(self._context, number=number)
         context = self._context
         inherits = not prefix.given
         return Line(
@@ -303,10 +336,10 @@ class LogScan:
 
     # -- one line that may say something
 
-    def _line(self, number: int, piece: bytes, hits: Hits, above: _Context) -> None:
-        line = self._make(number, piece, above)
+    def _line(self, start: int, number: int, pieces: Sequence[bytes], hits: Hits) -> None:
+        line = self._make(start, number, pieces)
         if self._masked or "model" in hits.taps:
-            self._masked = logtext.still_masked(line.text, masked=self._masked)
+            self._masked = logtext.still_masked(line, self._masked)
             if self._masked:
                 return
         if "sample" in hits.taps and self.taken.samples.take(line):
@@ -351,6 +384,8 @@ class LogScan:
         """The line is part of a traceback. Others of the same process are closed."""
         key: tuple[object, ...] = self._key(line)
         candidates = [key] if line.own_prefix else [key, ()]
+        for old in [one for one, block in self._blocks.items() if line.number - block.newest > SILENCE]:
+            self._close(old)
         for one in candidates:
             block = self._blocks.get(one)
             if block is None:
@@ -389,7 +424,7 @@ class LogScan:
     def _recognise(self, line: Line, hits: Hits, block: Block | None) -> None:
         found = False
         for recogniser in hits.recognisers:
-            data = recogniser.parse(line)
+            data = self._parse(recogniser, line)
             if data is None:
                 continue
             event, told = event_of(recogniser.kind, line, data)
@@ -404,7 +439,16 @@ class LogScan:
         if found or block is not None:
             self._something_happened()
 
+    def _parse(self, recogniser: Recogniser, line: Line) -> Mapping[str, object] | None:
+        try:
+            return recogniser.parse(line)
+        except Exception as error:  # one recogniser must not end the reading of a log
+            self.taken.defects.setdefault(recogniser.kind, (line.number, f"{type(error).__name__}: {error}"))
+            return None
+
     def _keep(self, event: LogEvent, count: int = 1) -> None:
+        if not self._owner and event.kind in _ENGINE_KINDS and not event.actor:
+            self._owner = "engine"
         kept = self.taken.events.get(event.kind)
         if kept is None:
             kept = self.taken.events[event.kind] = FirstAndNewest(*EVENTS)
@@ -415,37 +459,32 @@ class LogScan:
         self.taken.counts[kind] = self.taken.counts.get(kind, 0) + by
 
     def _one_of_many(self, start: int, number: int, pieces: Sequence[bytes], hits: Hits) -> None:
+        """A bulk line that is kept: among the first of its process, in a new minute, or near another event."""
         piece = pieces[number - start]
-        end = piece.find(b")", 0, 96) + 1 if piece[:1] in (b"(", b"\x1b") else 0
-        key = piece[:end] + hits.recognisers[0].kind.encode()
-        state = self._bulk.get(key)
+        end = piece.find(b")", 0, 96) + 1 if piece[0] in _PARENTHESIS else 0
+        state = self._bulk.get((hits.kind, piece[:end]))
         if state is None:
-            if len(self._bulk) >= MOST_STREAMS:
-                key = b"" + hits.recognisers[0].kind.encode()
+            key = (hits.kind, piece[:end] if len(self._bulk) < MOST_STREAMS else b"")
             state = self._bulk.setdefault(key, _Bulk())
-        at = piece.find(b":", end, end + 40)
-        minute = piece[end : at + 3] if at > 0 else b""
-        if state.kept < RING or state.after > 0 or minute != state.minute:
-            if minute != state.minute and state.ring:
-                # The line before a gap tells how long the gap was.
-                self._many(*state.ring.pop())
-            state.minute = minute
-            state.kept += 1
-            state.after = max(0, state.after - 1)
-            self._many(number, piece, hits, self._above(start, number, pieces))
-            return
-        if len(state.ring) == RING:
-            self._count(hits.recognisers[0].kind)  # the oldest leaves the ring unread
-        above = self._above(start, number, pieces) if not _may_be_prefixed(piece) else self._context
-        state.ring.append((number, piece, hits, above))
+        if state.ring:
+            # The line before a gap tells how long the gap was.
+            state.unread -= 1
+            self._many(*state.ring.pop())
+        minute = _MINUTE.search(piece, end, end + 64)
+        state.minute = minute[0] if minute else b""
+        state.keep = max(0, state.keep - 1)
+        self._one(self._make(start, number, pieces), hits)
 
     def _many(self, number: int, piece: bytes, hits: Hits, above: _Context) -> None:
-        context = self._context
-        line = self._make(number, piece, above)
-        if number < context.number:
-            self._context = context  # an older line: what is above newer ones stays
+        """A line that waited in the ring; what is above newer lines stays as it is."""
+        context, self._context = self._context, replace(above, number=number)
+        line = self._make(number, number, [piece])
+        self._context = context
+        self._one(line, hits)
+
+    def _one(self, line: Line, hits: Hits) -> None:
         for recogniser in hits.recognisers:
-            data = recogniser.parse(line)
+            data = self._parse(recogniser, line)
             if data is not None:
                 event, _ = event_of(recogniser.kind, line, data)
                 self._keep(event)
@@ -453,12 +492,15 @@ class LogScan:
     def _something_happened(self) -> None:
         """An event that is no bulk line: the bulk lines around it are evidence."""
         for state in self._bulk.values():
-            if state.ring:
-                waiting = list(state.ring)
-                state.ring.clear()
-                for entry in waiting:
-                    self._many(*entry)
-            state.after = RING
+            self._empty(state)
+            state.keep = RING
+
+    def _empty(self, state: _Bulk) -> None:
+        waiting = list(state.ring)
+        state.ring.clear()
+        state.unread -= len(waiting)
+        for entry in waiting:
+            self._many(*entry)
 
     # -- the end
 
@@ -466,10 +508,9 @@ class LogScan:
         """Hands everything to the sink. False if no line said anything."""
         for key in list(self._blocks):
             self._close(key)
-        for state in self._bulk.values():
-            for entry in list(state.ring):
-                self._many(*entry)
-            state.ring.clear()
+        for (kind, _), state in self._bulk.items():
+            self._empty(state)
+            self._count(kind, state.unread)
         taken = self.taken
         taken.args += self._tables.finish()
         events = sorted(
@@ -480,6 +521,9 @@ class LogScan:
         sink.phases += taken.phases
         sink.samples += taken.samples.finish()
         sink.args += taken.args
+        for kind, (number, error) in taken.defects.items():
+            why = f"rltop's own recogniser of {kind} failed on it ({error}), which is a defect of rltop"
+            sink.problems.append(Problem(Where(self._name, number), "log", why))
         sink.lines += [logtext.text_line(event) for event in taken.aborts]
         counts = dict(taken.counts)
         if taken.samples.seen:
@@ -498,11 +542,6 @@ class LogScan:
             )
         )
         return bool(counts or self._first_time is not None)
-
-
-def _may_be_prefixed(piece: bytes) -> bool:
-    head = piece[:1]
-    return head in b"([\x1b0123456789 " or head in b"DIWEFC" or head in b"MTFS"
 
 
 def read(source: Source, sink: Sink) -> None:

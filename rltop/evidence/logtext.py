@@ -209,15 +209,22 @@ def _text(body: str) -> str:
 
 
 _MODEL = re.compile(r"\s*\[(?:prompt|response)\] ")
+MOST_MASKED = 5000
+"""Lines of one printed text."""
 _MODEL_END = re.compile(r"\s*\[(?:ground_truth|score|reward|label)\]")
 
 
-def still_masked(text: str, *, masked: bool) -> bool:
-    """verl prints `[prompt]`, `[response]` and then text over any number of lines; `[ground_truth]` or `[score]` ends
-    it."""
-    if _MODEL.match(text):
-        return True
-    return masked and not _MODEL_END.match(text)
+def still_masked(line: Line, masked: int) -> int:
+    """How many lines of model text there were so far, with this one; 0 if it is none.
+
+    verl prints `[prompt]`, `[response]` and then text over any number of lines; `[ground_truth]` or `[score]` ends it,
+    and so does a line with a time.
+    """
+    if _MODEL.match(line.text):
+        return 1
+    if not masked or masked >= MOST_MASKED or line.time_of_its_own or _MODEL_END.match(line.text):
+        return 0
+    return masked + 1
 
 
 def text_line(event: LogEvent) -> TextLine:

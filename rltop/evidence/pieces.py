@@ -92,7 +92,7 @@ class Splitter:
         start = self.line
         self.line += len(lines)
         if b"\r" in data or b"\r" in first or len(max(lines, key=len)) > MOST:
-            yield from _uneven(start, lines)
+            yield from _runs(start, lines)
         else:
             yield start, lines
         self._keep(tail)
@@ -101,7 +101,7 @@ class Splitter:
         """What is left when the file ends without a line end."""
         if self._rest:
             last, self._rest = self._rest, b""
-            yield from _uneven(self.line, [last])
+            yield from _runs(self.line, [last])
 
     def _keep(self, data: bytes) -> None:
         if b"\r" in data:
@@ -124,14 +124,23 @@ class Splitter:
         self._rest, self._cut = kept, False
 
 
-def _uneven(start: int, lines: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+def _runs(start: int, lines: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Runs of lines as they are; a line with carriage returns comes piece by piece."""
+    run: list[bytes] = []
     for number, line in enumerate(lines, start):
-        if b"\r" in line:
-            parts = [part[:MOST] for part in line.split(b"\r") if part]
-            for part in parts:
-                yield number, [part]
-        else:
-            yield number, [line[:MOST]]
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        if b"\r" not in line:
+            run.append(line[:MOST])
+            continue
+        if run:
+            yield number - len(run), run
+            run = []
+        for part in line.split(b"\r"):
+            if part:
+                yield number, [part[:MOST]]
+    if run:
+        yield start + len(lines) - len(run), run
 
 
 def lines_of(file: BinaryIO, *, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:

@@ -1,8 +1,8 @@
 """What stands before the message of a log line: actor, rank, time, level, SGLang's rank tags.
 
 Time stamps are those of Python logging, Ray, glog, NCCL, loguru, vLLM, `dmesg -T` and uvicorn; seconds since the epoch,
-a clock without a zone taken as UTC (only differences count), one without a year in the year of the line before, one
-without a date from 1970-01-01.
+a clock without a zone taken as UTC (only differences count), one without a year or a date in that
+of the line before, where that has none from 1970-01-01.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import calendar
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from rltop.checks.found import Owner
@@ -29,6 +30,7 @@ _CTIME = re.compile(
     r"\[?(?:\w{3} )(?P<name>\w{3}) +(?P<day>\d{1,2}) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
     r" (?P<year>\d{4})\]?"
 )
+DAY = 86_400.0
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _TAG = re.compile(r"\b(TP|DP|PP|EP)_?(\d{1,6})\b")
 _LEVEL = re.compile(
@@ -88,7 +90,8 @@ class Prefix:
     node: str = ""
     rank: int | None = None
     time: float | None = None
-    year: int | None = None
+    dated: bool = False
+    """The time has its own date and year."""
     level: str = ""
     tags: dict[str, int] = field(default_factory=dict)
     repeated: int = 0
@@ -99,8 +102,8 @@ class Prefix:
         return bool(self.actor or self.pid is not None or self.rank is not None or self.time is not None)
 
 
-def read_prefix(line: str, year: int | None = None) -> Prefix:
-    """Takes the prefixes off one line. year: for stamps without one. Never raises."""
+def read_prefix(line: str, near: float | None = None) -> Prefix:
+    """Takes the prefixes off one line. near: a time close by with a date, for stamps without one. Never raises."""
     plain = ANSI.sub("", line) if "\x1b" in line else line
     plain = plain.rstrip()
     indent = at = len(plain) - len(plain.lstrip())
@@ -111,7 +114,7 @@ def read_prefix(line: str, year: int | None = None) -> Prefix:
         at = found.end()
     if found := _RANK.match(plain, at):
         rank, at = int(found["rank"]), found.end()
-    time, level, tags, stamp_year, at = _stamp(plain, at, year)
+    time, level, tags, dated, at = _stamp(plain, at, near)
     if rank is None and (found := _RANK.match(plain, at)):
         rank, at = int(found["rank"]), found.end()
     if not level and (found := _LEVEL.match(plain, at)):
@@ -120,7 +123,7 @@ def read_prefix(line: str, year: int | None = None) -> Prefix:
     repeated = 0
     if "across cluster]" in text[-300:] and (found := _REPEATED.search(text)):
         repeated, text = int(found["times"]), text[: found.start()]
-    return Prefix(text, plain, actor, pid, node, rank, time, stamp_year, level, tags, repeated)
+    return Prefix(text, plain, actor, pid, node, rank, time, dated, level, tags, repeated)
 
 
 def _level(word: str) -> str:
@@ -128,8 +131,8 @@ def _level(word: str) -> str:
     return {"warn": "warning", "critical": "fatal", "exception": "error"}.get(low, low)
 
 
-def _stamp(plain: str, at: int, year: int | None) -> tuple[float | None, str, dict[str, int], int | None, int]:
-    """(time, level, tags, year, end) of a stamp at `at`."""
+def _stamp(plain: str, at: int, near: float | None) -> tuple[float | None, str, dict[str, int], bool, int]:
+    """(time, level, tags, dated, end) of a stamp at `at`."""
     start = at
     found = _STAMP.match(plain, at)
     level = ""
@@ -140,15 +143,15 @@ def _stamp(plain: str, at: int, year: int | None) -> tuple[float | None, str, di
     if found is None:
         ctime = _CTIME.match(plain, at)
         if ctime is None:
-            return None, "", {}, None, start
-        return _ctime(ctime), "", {}, int(ctime["year"]), ctime.end() + (plain[ctime.end() : ctime.end() + 1] == " ")
-    time, stamp_year = _seconds(found, year)
+            return None, "", {}, False, start
+        return _ctime(ctime), "", {}, True, ctime.end() + (plain[ctime.end() : ctime.end() + 1] == " ")
+    time = _seconds(found, near)
     level = level or _LETTERS.get(found["level"] or "", "") or (_level(found["level"]) if found["level"] else "")
     end, tags = found.end(), {}
     if found["open"]:
         close = plain.find("]", end, end + 240)
         if close < 0:
-            return None, "", {}, None, start
+            return None, "", {}, False, start
         inside = plain[end:close]
         tags = {name: int(number) for name, number in _TAG.findall(inside)}
         if not level and (letter := re.match(r"[\s,]*([DIWEFC])\b", inside)):
@@ -158,7 +161,7 @@ def _stamp(plain: str, at: int, year: int | None) -> tuple[float | None, str, di
         end = close + 1
     while plain[end : end + 1] in (" ", "\t"):
         end += 1
-    return time, level, tags, stamp_year, end
+    return time, level, tags, bool(found["year"]), end
 
 
 @lru_cache(maxsize=4096)
@@ -168,23 +171,27 @@ def _day(year: int, month: int, day: int) -> float | None:
     return float(calendar.timegm((year, month, day, 0, 0, 0)))
 
 
-def _seconds(found: re.Match[str], year: int | None) -> tuple[float | None, int | None]:
-    day: float | None = 0.0
-    seen: int | None = None
-    if found["year"]:
-        seen = int(found["year"])
-        day = _day(seen, int(found["month"]), int(found["day"]))
-    elif found["short_month"]:
-        day = _day(year or 1970, int(found["short_month"]), int(found["short_day"]))
-    if day is None:
-        return None, None
+def _seconds(found: re.Match[str], near: float | None) -> float | None:
     part = float(f"0.{found['part']}") if found["part"] else 0.0
-    time = day + int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"]) + part
+    clock = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"]) + part
+    if found["year"]:
+        day = _day(int(found["year"]), int(found["month"]), int(found["day"]))
+    elif found["short_month"]:
+        day = _day(_year(near), int(found["short_month"]), int(found["short_day"]))
+    else:
+        # Of the two midnights around `near` the one that makes the closer time.
+        day = 0.0 if near is None else DAY * round((near - clock) / DAY)
+    if day is None:
+        return None
     zone = found["zone"]
+    ahead = 0
     if zone and zone != "Z":
-        sign = -1 if zone[0] == "-" else 1
-        time -= sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
-    return time, seen
+        ahead = (-1 if zone[0] == "-" else 1) * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
+    return day + clock - ahead
+
+
+def _year(near: float | None) -> int:
+    return datetime.fromtimestamp(near, UTC).year if near is not None else 1970
 
 
 def _ctime(found: re.Match[str]) -> float | None:

@@ -31,7 +31,8 @@ _CHAIN = re.compile(
 )
 FRAME = re.compile(r'\s*File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
 EXCEPTION = re.compile(
-    r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Failure|Failed|Died|Timeout|SystemExit)"
+    r"(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Za-z_]\w*(?:Error|Exception|Interrupt|Failure|Failed|Died|Timeout)|"
+    r"Exception|SystemExit)"
     r"(?:\(\w+\))?)(?:: ?(?P<message>.*)|\s*)$",
     re.DOTALL,
 )
@@ -73,6 +74,8 @@ class Block:
 
     first: Line
     lines: int = 0
+    newest: int = 0
+    """Number of the newest line that belongs to it."""
     header: bool = False
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     left_out: int = 0
@@ -89,6 +92,7 @@ class Block:
         if self.lines and not self._continues(line):
             return False
         self.lines += 1
+        self.newest = line.number
         text = line.text
         if HEADER in text:
             self.header, self.chained, self.trailer = True, False, 0
@@ -157,7 +161,9 @@ class Block:
             "lines": self.lines,
             "header": self.header,
         }
-        event, told = event_of("traceback", line, data)
+        # Frames alone are the stack of a thread that something dumped (`Fatal Python error`, py-spy).
+        kind = "traceback" if self.exceptions or self.header else "stack"
+        event, told = event_of(kind, line, data)
         return [*events, self._owned(event, told, fields)]
 
     def _subject(self) -> dict[str, Any]:
@@ -178,7 +184,7 @@ class Block:
     def _owned(self, event: LogEvent, told: frozenset[str], fields: Mapping[str, Any]) -> LogEvent:
         kept = {key: value for key, value in fields.items() if key not in told}
         data = event.data
-        if event.kind != "traceback" and self.frames:
+        if event.kind not in ("traceback", "stack") and self.frames:
             data = {**data, "frames": tuple(self.frames)}
         return replace(event, data=data, **kept)
 

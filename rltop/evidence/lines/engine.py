@@ -26,8 +26,27 @@ _NAMES = {
     "input throughput (token/s)": "input_throughput",
     "retracted-reqs": "retracted_reqs",
 }
-QUIET_PATHS = ("/generate", "/health", "/health_generate", "/metrics", "/v1/", "/get_", "/server_info", "/model_info")
+_QUIET_PATHS = (
+    "/generate",
+    "/health",
+    "/health_generate",
+    "/metrics",
+    "/v1/loads",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/get_model_info",
+    "/get_server_info",
+    "/server_info",
+    "/model_info",
+    "/get_load",
+)
+QUIET = tuple(f'{path} HTTP/1.1" 200 OK' for path in _QUIET_PATHS)
 """Requests that come by the thousand and, answered well, say only that the server is alive."""
+
+
+def of_engine(line: Line) -> dict[str, object]:
+    """Only an engine writes such a line, whatever the file is called."""
+    return {} if line.certain_owner else {"owner": "engine"}
 
 
 def access(line: Line) -> Mapping[str, object] | None:
@@ -36,20 +55,6 @@ def access(line: Line) -> Mapping[str, object] | None:
     if found is None:
         return None
     return {"method": found["method"], "path": found["path"], "status": int(found["status"])}
-
-
-def _busy(line: Line) -> Mapping[str, object] | None:
-    data = access(line)
-    return data if data and _quiet(data) else None
-
-
-def _notable(line: Line) -> Mapping[str, object] | None:
-    data = access(line)
-    return data if data and not _quiet(data) else None
-
-
-def _quiet(data: Mapping[str, object]) -> bool:
-    return data["status"] == 200 and str(data["path"]).startswith(QUIET_PATHS)
 
 
 def batch_fields(text: str) -> dict[str, object]:
@@ -76,7 +81,7 @@ def _batch(kind: str) -> Recogniser:
         found = _BATCH.search(line.text)
         if found is None or found["kind"].lower() != kind:
             return None
-        return batch_fields(line.text[found.end() :])
+        return batch_fields(line.text[found.end() :]) | of_engine(line)
 
     return Recogniser(kind, (f"{kind.capitalize()} batch",), parse, bulk=True)
 
@@ -126,7 +131,7 @@ def _stage(line: Line) -> Mapping[str, object] | None:
             edge = "begin" if " begin" in low else "end" if " end" in low else ""
             memory = _MEMORY.search(line.text)
             data: dict[str, object] = {"stage": name, "edge": edge}
-            return data | ({"avail_gb": float(memory["gb"])} if memory else {})
+            return data | ({"avail_gb": float(memory["gb"])} if memory else {}) | of_engine(line)
     return None
 
 
@@ -146,8 +151,8 @@ def _memory_call(word: str) -> Recogniser:
 
 
 RECOGNISERS: tuple[Recogniser, ...] = (
-    Recogniser("http", ("HTTP/",), _notable),
-    Recogniser("http", ("HTTP/",), _busy, bulk=True),
+    Recogniser("http", ("HTTP/",), access, unless=QUIET),
+    Recogniser("http", QUIET, access, bulk=True),
     _batch("prefill"),
     _batch("decode"),
     Recogniser("flush_failed", ("lush",), _flush_failed),

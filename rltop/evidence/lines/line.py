@@ -58,5 +58,8 @@ class Recogniser:
     """The event's `data`; None if the line is something else. Keys of `EVENT_FIELDS` set the event's own fields. Never
     raises for odd text."""
     bulk: bool = False
-    """There are very many of these (batch and access lines): kept are the first and newest of each process, those
-    around any other event, and one a minute. `LogSource.counts` counts all of them."""
+    """There are very many of these in a healthy run (batch and access lines, timers): of lines that are nothing else,
+    kept are the first and newest of each process, those around any other event, and one a minute. `LogSource.counts`
+    counts all of them."""
+    unless: tuple[str, ...] = ()
+    """A line is not looked at if it contains one of these; digits are ignored here too."""

@@ -16,11 +16,13 @@ _BUNDLE = re.compile(
     r"bundle\s+(?P<index>\d+), actual_bundle_index:\s+(?P<actual>\d+), node: (?P<node>\S+?), gpu: (?P<gpu>\d+)"
 )
 _RECOVERED = re.compile(r"Recovered (?P<count>\d+) dead rollout engines")
+_OF_DRIVER: Mapping[str, object] = {"owner": "launcher"}
+"""The driver places the job, whatever the file is called."""
 
 
 def _create(line: Line) -> Mapping[str, object] | None:
     found = _CREATE.search(line.text)
-    return {"gpus": int(found["gpus"])} if found else None
+    return {"gpus": int(found["gpus"]), **_OF_DRIVER} if found else None
 
 
 def _wait(line: Line) -> Mapping[str, object] | None:
@@ -32,6 +34,7 @@ def _wait(line: Line) -> Mapping[str, object] | None:
         "elapsed_s": float(found["elapsed"]),
         "registered": int(found["registered"]),
         "available": int(found["available"]),
+        **_OF_DRIVER,
     }
 
 
@@ -39,7 +42,7 @@ def _bundle(line: Line) -> Mapping[str, object] | None:
     found = _BUNDLE.search(line.text)
     if found is None:
         return None
-    return {"index": int(found["index"]), "node": found["node"], "gpu": int(found["gpu"])}
+    return {"index": int(found["index"]), "node": found["node"], "gpu": int(found["gpu"]), **_OF_DRIVER}
 
 
 def _recovered(line: Line) -> Mapping[str, object] | None:
