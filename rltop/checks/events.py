@@ -1,7 +1,8 @@
 """What the rules ask of log events: fields of an event, errors and what they are, who owns them, what came after.
 
 Kinds and their `data` are defined by the recognisers (`rltop/evidence/lines/`). A traceback is one event: `exception`
-(class name), `message`, `frames` (texts `file:function` or `file`, outermost first).
+(class name), `message`, `frames` ((file, line, function), outermost first), `own_frame`, `chain`, `method`; events of
+its lines (an `ima`, an `oom`) carry its frames too.
 """
 
 from __future__ import annotations
@@ -55,13 +56,28 @@ def word(event: LogEvent, name: str) -> str:
 def frames(event: LogEvent) -> tuple[str, ...]:
     """Frames of a traceback, outermost first."""
     value = event.data.get("frames")
-    return tuple(str(frame) for frame in value) if isinstance(value, list | tuple) else ()
+    return tuple(_frame(frame) for frame in value) if isinstance(value, list | tuple) else ()
+
+
+def _frame(frame: object) -> str:
+    if isinstance(frame, list | tuple) and len(frame) == 3:
+        return f"{frame[0]}:{frame[2]}" if frame[2] else str(frame[0])
+    return str(frame)
+
+
+def own_frame(event: LogEvent) -> str:
+    """The innermost frame that is no library's, as `file:line in function`; empty without a traceback."""
+    frame = event.data.get("own_frame")
+    if isinstance(frame, list | tuple) and len(frame) == 3:
+        return f"{frame[0]}:{frame[1]}" + (f" in {frame[2]}" if frame[2] else "")
+    inner = frames(event)
+    return inner[-1] if inner else ""
 
 
 def whole_text(event: LogEvent) -> str:
     """The event's text with exception, message and frames, to search in."""
     return "\n".join(
-        [event.text, word(event, "exception"), word(event, "message"), word(event, "code"), *frames(event)]
+        [event.text, word(event, "exception"), word(event, "message"), word(event, "chain"), *frames(event)]
     )
 
 

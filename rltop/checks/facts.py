@@ -98,6 +98,33 @@ def exp_estimator(obs: Observations) -> bool:
     return obs.args.text("kl_loss_type") in ("low_var_kl", "k3")
 
 
+def skips_bad_steps(obs: Observations) -> bool:
+    """A step whose gradient is not finite leaves the weights alone (slime and Relax with the check switched off; plain
+    Megatron only stops looking)."""
+    flags = obs.args.flags
+    off = obs.args.on("no_check_for_nan_in_loss_and_grad") or flags.get("check_for_nan_in_loss_and_grad") is False
+    return off and obs.args.framework in ("", "slime", "relax", "miles")
+
+
+def vocabulary(obs: Observations) -> int | None:
+    """Entries of the vocabulary: padded as the trainer pads it where that is told, else the model's."""
+    told = obs.args.number("padded_vocab_size") or config_number(obs, "vocab_size") or obs.vocab_size
+    told = told or obs.args.number("vocab_size")
+    return int(told) if told and told > 1 else None
+
+
+def sglang_version(obs: Observations) -> str:
+    """Version of SGLang: as the server or `versions.json` tells it, else as a log line does; empty where unknown."""
+    for document in obs.documents:
+        value = document.fields.get("version") if document.kind == "server_info" else document.fields.get("sglang")
+        if document.kind in ("server_info", "versions") and value:
+            return str(value)
+    for event in obs.events:
+        if event.kind == "update_summary" and event.data.get("sglang"):
+            return str(event.data["sglang"])
+    return ""
+
+
 def fires(obs: Observations, *ids: str) -> tuple[Verdict, ...]:
     """Warn and fail verdicts of these checks, or areas (`weights.*`), among those of the stages before."""
     return tuple(

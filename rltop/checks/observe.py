@@ -16,6 +16,7 @@ from rltop.checks.text import TextFacts
 
 if TYPE_CHECKING:
     from rltop.checks import found
+    from rltop.checks.known import KnownCrash
     from rltop.checks.verdict import Verdict
 
 Axis = Literal["rollout", "train"]
@@ -292,6 +293,8 @@ class Observations:
     """Faults injected on purpose. Shown beside the verdicts; no rule looks at them."""
     launch: bool = False
     """Judged before a launch (`rltop doctor`): nothing has run yet."""
+    known_crashes: tuple[KnownCrash, ...] = ()
+    """Public reports that crashes are compared with."""
     verdicts: tuple[Verdict, ...] = ()
     """What the rules of the stages before said (`registry.Rule.stage`); empty for rules of the first stage."""
     memo: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -89,6 +89,72 @@ class Thresholds:
     scale_token_spread: float = 0.05
     """grad_norm / tokens varies less than this (range over mean)."""
 
+    # -- train.skipped-steps
+    skipped_row: int = 3
+    """Skipped steps in a row from which the model does not learn."""
+    skipped_share: float = 0.1
+    """Above this share of the newest `skipped_window` steps too."""
+    skipped_window: int = 50
+    skipped_fp16_row: int = 10
+    """fp16 overflows in a row that a falling loss scale explains."""
+
+    # -- train.collapse
+    collapse_rollouts: int = 10
+    """Fewest rollouts, and the length of the best stretch."""
+    collapse_recent: int = 5
+    """Newest rollouts whose median reward counts."""
+    collapse_drop: float = 0.5
+    """Below this share of the best stretch's median."""
+    collapse_kl_factor: float = 10.0
+    """KL above this multiple of its median ..."""
+    collapse_kl_floor: float = 1.0
+    """... and above this."""
+    collapse_entropy: float = 0.1
+    """Entropy below this share of its start."""
+    collapse_repetition: float = 0.5
+    """repetition_frac above this."""
+
+    # -- logprob.drift
+    drift_factor: float = 2.0
+    """Last-quarter median at least this multiple of the first-quarter median."""
+    drift_rise: float = 0.01
+    """And at least this much higher, nats per token."""
+    drift_correlation: float = 0.7
+    """Spearman's rank correlation with time, at least."""
+
+    # -- cluster.stall
+    stall_factor: float = 10.0
+    """A phase that is open longer than this multiple of the median of the earlier ones ..."""
+    stall_floor_s: float = 600.0
+    """... and than this is a stall."""
+    stall_history: int = 3
+    """Fewest earlier ones."""
+    stall_alone_s: float = 1800.0
+    """Without history: probably a stall from here on."""
+    stall_batch_s: float = 300.0
+    """An engine with queued requests and no batch line for so long stands still."""
+
+    # -- host.inductor-cache, host.hf-cache-race
+    inductor_race_s: float = 10.0
+    """Ranks that fail within so many seconds race for one cache entry (rltop's choice: all ranks compile at the same
+    step, and a relaunch takes longer)."""
+    hf_race_s: float = 5.0
+    """Processes that fail within so many seconds race for one model-code cache."""
+
+    # -- engine.not-ready, engine.died
+    not_ready_s: float = 300.0
+    """So long after all engines are ready a router without workers will never have any."""
+
+    # -- engine.health-timeout
+    health_window_s: float = 30.0
+    """Time limit of a health check where neither arguments nor the line say it (slime's default)."""
+
+    # -- engine.oom
+    ima_free_gb: float = 2.0
+    """An illegal access with less free memory than this may be memory."""
+    ima_oom_s: float = 60.0
+    """And so may one with an out-of-memory line so many seconds before it."""
+
     # -- train.nan
     nan_kl_jump: float = 10.0
     """kl_loss above this multiple of the step before is the suspected source, with an exp-type estimator."""

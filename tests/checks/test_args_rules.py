@@ -107,9 +107,7 @@ def test_verl_counts_prompts(flags: dict[str, Any], status: str, words: str) -> 
 
 
 def test_an_assertion_confirms_and_stands_alone_where_there_are_no_arguments() -> None:
-    lost = event(
-        "traceback", "AssertionError", line=9, exception="AssertionError", code="assert self.lr_decay_steps > 0"
-    )
+    lost = event("batch_assert", "assert self.lr_decay_steps > 0", line=9)
     flags = Args({"num_rollout": 1, "rollout_batch_size": 4, "global_batch_size": 8}, "slime", Where("args.txt", 1))
     one = verdict("args.batch", Observations(events=(lost,), args=flags))
     assert one.evidence[-1].line == 9
@@ -117,7 +115,7 @@ def test_an_assertion_confirms_and_stands_alone_where_there_are_no_arguments() -
     alone = verdict("args.batch", Observations(events=(lost,)))
     assert (alone.status, alone.confidence) == ("fail", "medium")
     text = "ValueError: train_batch_size (8) must be >= actor.ppo_mini_batch_size (24)"
-    told = verdict("args.batch", Observations(events=(event("traceback", text),)))
+    told = verdict("args.batch", Observations(events=(event("batch_assert", text),)))
     assert told.value == {"train_batch_size": 8, "ppo_mini_batch_size": 24}
 
 

@@ -15,9 +15,12 @@ def test_a_healthy_run_is_two_lines_of_text() -> None:
     rows = [healthy(step) for step in range(3)]
     rows.append(rollout(0, log_probs=-0.3, ref_log_probs=-0.3, rollout_log_probs=-0.301))
     text = render(evaluate(obs(*rows, sample())), width=200)
-    assert text.splitlines()[0] == "checks: 0 fail, 0 warn, 0 info, 9 pass, 51 skip"
-    assert text.splitlines()[2].startswith("pass  train.nan, train.grad-scale, train.grad-high")
-    assert text.splitlines()[3] == "skip  51 checks: this build has no rule for it yet"
+    first, empty, *rest = text.splitlines()
+    assert first.startswith("checks: 0 fail, 0 warn, 0 info, ")
+    assert empty == ""
+    assert {line[:6] for line in rest} <= {"pass  ", "skip  ", "      "}
+    assert "train.nan" in rest[0]
+    assert "train.grad-scale, train.grad-high, train.grad-zero" in rest[0]
 
 
 def test_the_root_cause_comes_first_with_evidence_and_advice_and_its_consequences_under_it() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rltop.checks.events import of_kind, whole_text
+from rltop.checks.events import of_kind
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import Args, Observations
 from rltop.checks.phrase import missing, of_event, of_flags
@@ -19,11 +19,6 @@ from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Status, Verdict
 
 ID = "args.batch"
-_ASSERTED = re.compile(
-    r"lr_decay_steps > 0|global_batch_size \d+ is not equal to|over_sampling_batch_size .* should be|"
-    r"global batch size .* is not divisible|must be >= actor\.ppo_mini_batch_size|"
-    r"num_steps >= 1|ppo_mini_batch_size .*(?:must|should) be"
-)
 _VERL_TEXT = re.compile(r"train_batch_size \((?P<train>\d+)\) must be >= actor\.ppo_mini_batch_size \((?P<mini>\d+)\)")
 _ACTOR = "actor_rollout_ref.actor."
 
@@ -41,7 +36,7 @@ class _Finding:
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict: the worst finding, the others named after it."""
-    asserted = [event for event in of_kind(obs, "traceback", "fatal") if _ASSERTED.search(whole_text(event))]
+    asserted = list(of_kind(obs, "batch_assert"))
     if not obs.args.flags:
         found = _from_log(asserted)
         if found is None:
@@ -211,14 +206,14 @@ def _data_parallel(args: Args, part: str) -> int | None:
 def _from_log(asserted: list[LogEvent]) -> _Finding | None:
     """Only the log is there: what its assertion says."""
     for event in asserted:
-        if found := _VERL_TEXT.search(whole_text(event)):
+        if found := _VERL_TEXT.search(event.text):
             train, mini = int(found["train"]), int(found["mini"])
             finding = _prompts(train, mini, _ACTOR)
             finding.value = {"train_batch_size": train, "ppo_mini_batch_size": mini}
             return finding
     if not asserted:
         return None
-    text = whole_text(asserted[0])
+    text = asserted[0].text
     if "lr_decay_steps" in text:
         cause = (
             "Megatron refuses a learning-rate schedule without a step: train_iters = num_rollout x samples per rollout "

@@ -230,6 +230,17 @@ def _no_attention(line: Line) -> Mapping[str, object] | None:
     return {} if _NO_ATTENTION.search(line.text) else None
 
 
+_BATCH = re.compile(
+    r"assert .*lr_decay_steps > 0|global_batch_size \d+ is not equal to|over_sampling_batch_size .* should be|"
+    r"global batch size .* is not divisible|must be >= (?:actor|critic)\.ppo_mini_batch_size|"
+    r"ppo_mini_batch_size .*(?:must|should) be"
+)
+
+
+def _batch_assert(line: Line) -> Mapping[str, object] | None:
+    return {} if _BATCH.search(line.text) else None
+
+
 _JOB_ENDED = re.compile(
     r"Job '(?P<job>[^']+)' (?P<state>failed|succeeded|stopped)|"
     r"job \S+ .*status(?: message)?:? .*?(?P<state2>FAILED|SUCCEEDED|STOPPED)|"
@@ -286,6 +297,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("collective", ("WorkNCCL", "last completed"), collective),
     Recogniser("entry_missing", ("open", "No such file", "not found", "No module named", "module spec"), entry_missing),
     Recogniser("no_attention", ("ttention", "NoBackend"), _no_attention),
+    Recogniser("batch_assert", ("lr_decay_steps", "_batch_size", "global batch size"), _batch_assert),
     Recogniser("job_end", ("Job", "job", "exit code"), job_end),
     Recogniser("fatal", ("Fatal", "FATAL", "CRITICAL", "Segmentation", "core dumped", "terminate called"), _fatal),
 )

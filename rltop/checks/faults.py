@@ -1,0 +1,146 @@
+"""The first illegal memory access of a run: whose it is, in which phase, with how much free memory.
+
+Torch, flashinfer, Triton, FlashAttention and NCCL's watchdog thread all spell it their own way, and after the first one
+every peer reports something; so the earliest by time over all ranks is the fault and the rest are cascades.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rltop.checks.events import frames, newest, number, of_kind, side, word
+from rltop.checks.found import LogEvent, Owner
+from rltop.checks.observe import Observations
+
+HARDWARE_XIDS = {
+    48: "double-bit ECC error",
+    63: "ECC page retirement or row remapping",
+    64: "ECC page retirement or row remapping failed",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "high single-bit ECC error rate",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+}
+"""Xids of NVIDIA's driver that mean hardware; 13 and 31 are software faults."""
+_CAPTURE = re.compile(r"(?<!re)capture(?!_hidden)|capture_one_batch|CudaGraphRunner:__init__|init_\w*cuda_graph", re.I)
+_REPLAY = re.compile(r"replay", re.I)
+_WAKE_PATHS = ("/resume_memory_occupation", "/release_memory_occupation")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The first illegal memory access."""
+
+    event: LogEvent
+    owner: Owner
+    phase: str
+    free_gb: float | None
+    free_at: LogEvent | None
+    kernel: str
+    xids: tuple[LogEvent, ...]
+    cascades: tuple[LogEvent, ...]
+    since_start_s: float | None
+
+
+def first_fault(obs: Observations) -> Fault | None:
+    """The earliest illegal access over all logs and ranks; None without any."""
+    key = ("first-fault", "", "")
+    if key not in obs.memo:
+        obs.memo[key] = _first_fault(obs)
+    found: Fault | None = obs.memo[key]
+    return found
+
+
+def _first_fault(obs: Observations) -> Fault | None:
+    everything = of_kind(obs, "ima")
+    # What a dying process repeats (`what(): ...`) is the same fault once more.
+    own = [event for event in everything if word(event, "from") != "terminate"] or list(everything)
+    if not own:
+        return None
+    first = own[0]
+    owner = side(obs, first)
+    memory = [e for e in of_kind(obs, "prefill", "decode", "engine_stage") if number(e, "avail_gb") is not None]
+    free_at = newest(memory, first)
+    return Fault(
+        event=first,
+        owner=owner,
+        phase=_trainer_phase(obs, first) if owner == "trainer" else _engine_phase(obs, first),
+        free_gb=number(free_at, "avail_gb") if free_at else None,
+        free_at=free_at,
+        kernel=_kernel(obs, first),
+        xids=of_kind(obs, "xid"),
+        cascades=tuple(event for event in everything if event is not first),
+        since_start_s=_since_start(obs, first),
+    )
+
+
+def _kernel(obs: Observations, first: LogEvent) -> str:
+    if name := word(first, "kernel"):
+        return name
+    near = [e for e in of_kind(obs, "kernel") if e.where.source == first.where.source]
+    return word(near[0], "kernel") if near else ""
+
+
+def _since_start(obs: Observations, first: LogEvent) -> float | None:
+    starts = [e.time for e in of_kind(obs, "engine_stage", "startup") if e.time is not None and e.order < first.order]
+    starts += [log.first_time for log in obs.logs if log.source == first.where.source and log.first_time is not None]
+    if first.time is None or not starts:
+        return None
+    return max(0.0, first.time - min(starts))
+
+
+def _engine_phase(obs: Observations, first: LogEvent) -> str:
+    """capture, replay, load, first request after wake-up, prefill, decode, start-up or serving."""
+    path = "\n".join(frames(first))
+    if word(first, "phase") == "capture" or _CAPTURE.search(path):
+        return "capture"
+    if _REPLAY.search(path):
+        return "replay"
+    stages = [e for e in of_kind(obs, "engine_stage") if e.order < first.order and side(obs, e) in ("engine", "")]
+    batches = [e for e in of_kind(obs, "prefill", "decode") if e.order < first.order]
+    last_stage = stages[-1] if stages else None
+    last_batch = batches[-1] if batches else None
+    if last_stage and (last_batch is None or last_batch.order < last_stage.order):
+        stage, edge = word(last_stage, "stage"), word(last_stage, "edge")
+        if stage in ("capture", "load") and edge != "end":
+            return stage
+        if stage in ("start", "load", "kv", "capture"):
+            return "start-up"
+    if _woken(obs, first, last_batch):
+        return "first request after wake-up"
+    if "process_batch_result_decode" in path or "forward_decode" in path:
+        return "decode"
+    if "process_batch_result_prefill" in path or "extend" in path:
+        return "prefill"
+    if last_batch is None:
+        return "serving"
+    return last_batch.kind + (" (CUDA graph)" if "cuda graph: True" in last_batch.text else "")
+
+
+def _woken(obs: Observations, first: LogEvent, last_batch: LogEvent | None) -> bool:
+    wakes = [
+        e
+        for e in of_kind(obs, "resume", "release", "http")
+        if e.order < first.order and (e.kind != "http" or word(e, "path").startswith(_WAKE_PATHS))
+    ]
+    return bool(wakes) and (last_batch is None or last_batch.order < wakes[-1].order)
+
+
+def _trainer_phase(obs: Observations, first: LogEvent) -> str:
+    """log-prob, train step, weight sync, load or unknown."""
+    path = "\n".join(frames(first)) + word(first, "method")
+    for name, pattern in (
+        ("log-prob", r"compute_log_prob|forward_only|ref_log_prob"),
+        ("weight sync", r"update_weight|weight_update"),
+        ("train step", r"train_one_step|backward|optimizer|forward_backward|:train\b|train_actor"),
+        ("checkpoint load", r"load_checkpoint|checkpointing"),
+    ):
+        if re.search(pattern, path):
+            return name
+    timers = [e for e in of_kind(obs, "timer") if e.order < first.order and side(obs, e) in ("trainer", "")]
+    is_open = {word(e, "name"): word(e, "edge") == "start" for e in timers}
+    names = {"log_probs": "log-prob", "ref_log_probs": "log-prob", "actor_train": "train step"}
+    names |= {"update_weights": "weight sync", "train": "train step"}
+    return next((label for timer, label in names.items() if is_open.get(timer)), "unknown")

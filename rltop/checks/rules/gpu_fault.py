@@ -1,0 +1,181 @@
+"""`engine.ima` and `train.ima`: who made the first illegal memory access, and what narrows it down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rltop.checks.events import DEDUP, own_frame, who, whole
+from rltop.checks.faults import HARDWARE_XIDS, Fault, first_fault
+from rltop.checks.known import match_fault
+from rltop.checks.observe import Observations
+from rltop.checks.phrase import clock, missing, of_event, span
+from rltop.checks.thresholds import Thresholds
+from rltop.checks.verdict import Evidence, Verdict
+
+ENGINE = "engine.ima"
+TRAINER = "train.ima"
+_CORE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 CUDA_COREDUMP_FILE=/persistent/cuda_coredump_%h.%p.%t"
+
+
+def check_engine(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
+    """One verdict on the first fault, if an engine owns it."""
+    if not obs.logs and not obs.events:
+        return [Verdict(ENGINE, "skip", cause=missing(obs, "a log of an engine"))]
+    fault = first_fault(obs)
+    if fault is None:
+        return [Verdict(ENGINE, "pass", cause="No log tells of an illegal memory access.")]
+    if fault.owner != "engine":
+        owner = "the trainer (see train.ima)" if fault.owner == "trainer" else "a process that is no engine"
+        return [Verdict(ENGINE, "pass", cause=f"The first illegal memory access is that of {owner}.")]
+    return [_engine(obs, fault)]
+
+
+def check_trainer(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
+    """One verdict on the first fault, if the trainer owns it."""
+    if not obs.logs and not obs.events:
+        return [Verdict(TRAINER, "skip", cause=missing(obs, "a log of the trainer"))]
+    fault = first_fault(obs)
+    if fault is None:
+        return [Verdict(TRAINER, "pass", cause="No log tells of an illegal memory access.")]
+    if fault.owner != "trainer":
+        return [Verdict(TRAINER, "pass", cause="The first illegal memory access is not the trainer's.")]
+    return [_trainer(obs, fault)]
+
+
+def _evidence(fault: Fault) -> tuple[Evidence, ...]:
+    places = [of_event(fault.event)]
+    if fault.free_at is not None:
+        places.append(of_event(fault.free_at))
+    places += [of_event(event) for event in fault.xids[:2]]
+    return tuple(places)
+
+
+def _value(fault: Fault) -> dict[str, object]:
+    found: dict[str, object] = {"phase": fault.phase, "fault": str(fault.event.data.get("fault", ""))}
+    if fault.free_gb is not None:
+        found["free_gb"] = fault.free_gb
+    if fault.since_start_s is not None:
+        found["since_start_s"] = round(fault.since_start_s, 3)
+    if fault.kernel:
+        found["kernel"] = fault.kernel
+    if fault.xids:
+        found["xids"] = [whole(event, "xid") for event in fault.xids[:8]]
+    if fault.cascades:
+        found["later_reports"] = len(fault.cascades)
+    if frame := own_frame(fault.event):
+        found["frame"] = frame
+    return found
+
+
+def _fact(fault: Fault) -> str:
+    event = fault.event
+    rank = f"rank {event.rank}" if event.rank is not None else who(event)
+    at = f" at {clock(event.time)}" if event.time is not None else ""
+    text = f"first fault: {rank} in {fault.phase}{at}"
+    if fault.since_start_s is not None:
+        text += f", {span(fault.since_start_s)} after the start"
+    if fault.kernel:
+        text += f", in kernel {fault.kernel}"
+    if fault.free_gb is not None:
+        text += f", with {fault.free_gb:g} GB free before it"
+    return text
+
+
+def _hardware(fault: Fault) -> list[str]:
+    xids = [whole(event, "xid") or 0 for event in fault.xids]
+    return [f"Xid {xid} ({HARDWARE_XIDS[xid]})" for xid in dict.fromkeys(xids) if xid in HARDWARE_XIDS]
+
+
+def _engine(obs: Observations, fault: Fault) -> Verdict:
+    event = fault.event
+    hardware = _hardware(fault)
+    cause = f"An engine made an illegal memory access; {_fact(fault)}."
+    if hardware:
+        cause += f" The driver reports {', '.join(hardware)}: that is hardware, no toggle helps."
+    elif software := [f"Xid {whole(e, 'xid')}" for e in fault.xids if whole(e, "xid") in (13, 31)]:
+        cause += f" The driver's {software[0]} is a software fault."
+    if fault.cascades:
+        cause += f" {len(fault.cascades)} later reports of other ranks or threads are its cascade."
+    known = match_fault(obs, fault)
+    value = _value(fault)
+    if known:
+        value["known"] = [f"{crash.issue}" for crash in known]
+        cause += f" It {known[0].sentence()}."
+    advice = _hardware_advice() if hardware else (*(crash.advice() for crash in known), *_ladder(fault))
+    if event.repeated:
+        advice = (*advice, DEDUP)
+    return Verdict(
+        ENGINE,
+        "fail",
+        engine=event.engine if event.engine is not None else event.actor or None,
+        rank=event.rank,
+        value=value,
+        threshold="none",
+        evidence=_evidence(fault),
+        cause=cause,
+        advice=advice,
+    )
+
+
+def _hardware_advice() -> tuple[str, ...]:
+    return (
+        "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER on that node",
+        "take the node out of the job and reset the GPU",
+    )
+
+
+def _ladder(fault: Fault) -> tuple[str, ...]:
+    soak = ""
+    if fault.since_start_s:
+        soak = f" for longer than {span(1.5 * fault.since_start_s)}, because the fault took {span(fault.since_start_s)}"
+    if fault.phase == "capture":
+        return (
+            "CUDA graph off: --sglang-disable-cuda-graph",
+            "speculative decoding off: remove every --sglang-speculative-* flag",
+            "another image of SGLang (the last one that worked)",
+            f"a CUDA core dump names the kernel: {_CORE}",
+        )
+    return (
+        f"replay the same requests against one engine{soak}, one toggle at a time",
+        "CUDA graph off: --sglang-disable-cuda-graph (then graphs on with --sglang-disable-cuda-graph-padding)",
+        "speculative decoding off: remove every --sglang-speculative-* flag",
+        "overlap schedule off: --sglang-disable-overlap-schedule",
+        "DeepEP off: --sglang-moe-a2a-backend none, and no --moe-enable-deepep in the trainer",
+        "DP attention off: no --sglang-enable-dp-attention",
+        "hierarchical cache off: no --sglang-enable-hierarchical-cache",
+        "another image of SGLang",
+        "CUDA_LAUNCH_BLOCKING=1 together with CUDA graphs off (it only locates: it changes the timing)",
+        f"a CUDA core dump names the kernel: {_CORE}",
+    )
+
+
+def _trainer(obs: Observations, fault: Fault) -> Verdict:
+    event = fault.event
+    cause = (
+        f"The trainer ({who(event)}) made the first illegal memory access, in its {fault.phase}; {_fact(fault)}. "
+        "Toggles of the engine are pointless."
+    )
+    deepep = obs.args.on("moe_enable_deepep")
+    if deepep:
+        cause += " The trainer's DeepEP stays a suspect."
+    hardware = _hardware(fault)
+    if hardware:
+        cause += f" The driver reports {', '.join(hardware)}: that is hardware."
+    advice = [
+        "--load-debug-rollout-data DIR/{rollout_id}.pt (replays the rollout on the trainer alone)",
+        """--train-env-vars '{"CUDA_LAUNCH_BLOCKING": "1"}'""",
+        *(["remove --moe-enable-deepep (--moe-token-dispatcher-type alltoall)"] if deepep else []),
+        f"a CUDA core dump names the kernel: {_CORE}",
+    ]
+    if event.repeated:
+        advice.append(DEDUP)
+    return Verdict(
+        TRAINER,
+        "fail",
+        rank=event.rank,
+        value=_value(fault) | {"actor": event.actor or "trainer"},
+        threshold="none",
+        evidence=_evidence(fault),
+        cause=cause,
+        advice=_hardware_advice() if hardware else tuple(advice),
+    )
