@@ -180,7 +180,7 @@ class LogScan:
         self._table = table
         self._shapes: dict[bytes, Hits] = {}
         self._owner, self._rank, self._engine = owner_of_file(name)
-        self._context = _Context()
+        self._context = _Context(owner=self._owner, rank=self._rank)
         self._near: float | None = None
         """The newest time with a date: stamps without one are close to it."""
         self._blocks: dict[tuple[object, ...], Block] = {}

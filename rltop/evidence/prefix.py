@@ -146,6 +146,8 @@ def _stamp(plain: str, at: int, near: float | None) -> tuple[float | None, str, 
             return None, "", {}, False, start
         return _ctime(ctime), "", {}, True, ctime.end() + (plain[ctime.end() : ctime.end() + 1] == " ")
     time = _seconds(found, near)
+    if time is None:
+        return None, "", {}, False, start
     level = level or _LETTERS.get(found["level"] or "", "") or (_level(found["level"]) if found["level"] else "")
     end, tags = found.end(), {}
     if found["open"]:
@@ -181,7 +183,7 @@ def _seconds(found: re.Match[str], near: float | None) -> float | None:
     else:
         # Of the two midnights around `near` the one that makes the closer time.
         day = 0.0 if near is None else DAY * round((near - clock) / DAY)
-    if day is None:
+    if day is None or clock >= DAY + 1:
         return None
     zone = found["zone"]
     ahead = 0

@@ -82,6 +82,8 @@ class Block:
     exceptions: list[tuple[str, str, Line]] = field(default_factory=list)
     chained: bool = False
     """The next lines continue a chain of exceptions."""
+    expecting: bool = False
+    """A traceback has begun whose exception has not come yet."""
     trailer: int = 0
     ray: re.Match[str] | None = None
     events: list[tuple[LogEvent, frozenset[str]]] = field(default_factory=list)
@@ -95,8 +97,7 @@ class Block:
         self.newest = line.number
         text = line.text
         if HEADER in text:
-            self.header, self.chained, self.trailer = True, False, 0
-            # What stands before it on the line says where it comes from; a message never does.
+            self.header, self.expecting, self.chained, self.trailer = True, True, False, 0
         elif _CHAIN.match(text):
             self.chained = True
         elif frame := FRAME.match(text):
@@ -104,7 +105,7 @@ class Block:
         elif found := self._exception(text):
             if len(self.exceptions) < MOST_FRAMES:
                 self.exceptions.append((found["name"], (found["message"] or "").strip()[:MESSAGE], line))
-            self.trailer = 0
+            self.expecting, self.chained, self.trailer = False, False, 0
         elif self.exceptions and text.strip():
             self.trailer += 1
         if self.ray is None and "ray::" in text:
@@ -126,8 +127,8 @@ class Block:
             return True
         if EXCEPTION.match(text):
             # Ray prints the wrapped traceback under its own exception.
-            return self.chained or bool(self.ray and self.frames) or (self.header and not self.exceptions)
-        return self.trailer < MOST_TRAILER and not self.chained
+            return self.expecting or self.chained or bool(self.ray and self.frames)
+        return self.expecting or (self.trailer < MOST_TRAILER and not self.chained)
 
     def _frame(self, frame: re.Match[str]) -> None:
         if len(self.frames) >= MOST_FRAMES:
@@ -138,9 +139,8 @@ class Block:
     def _exception(self, text: str) -> re.Match[str] | None:
         if found := EXCEPTION.match(text):
             return found
-        plain = self.header and self.frames and text[:1] not in (" ", "\t", "")
-        ended = self.exceptions and not self.chained
-        return _ANY_EXCEPTION.match(text) if plain and not ended else None
+        plain = self.expecting and self.frames and text[:1] not in (" ", "\t", "")
+        return _ANY_EXCEPTION.match(text) if plain else None
 
     def close(self) -> list[LogEvent]:
         """The events of its lines, with the traceback itself last; owner and frames filled in."""
