@@ -4,6 +4,8 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
+from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary
+
 settings.register_profile("rltop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rltop")
 

@@ -76,7 +76,10 @@ def _wait_for(pid: int, run_dir: Path, log: Path) -> RunInfo:
             if run is not None and run.alive and _run_json(run_dir).get("pid") == pid and _answers(run.sockets["view"]):
                 return run
         if (status := _reap(pid)) is not None:
-            raise _failed(run_dir.name, log, f"it ended with exit code {os.waitstatus_to_exitcode(status)}")
+            code = os.waitstatus_to_exitcode(status)
+            if code == -signal.SIGINT:  # Ctrl-C hit it before it had a session of its own: it was meant for us
+                raise KeyboardInterrupt
+            raise _failed(run_dir.name, log, f"it ended with exit code {code}")
         time.sleep(POLL_S)
     raise _failed(run_dir.name, log, f"it did not answer within {START_S:.0f} s and was stopped")
 

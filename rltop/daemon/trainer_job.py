@@ -138,12 +138,18 @@ class TrainerJob:
         poll_s: float = POLL_S,
         family: set[psutil.Process] | None = None,
     ) -> int:
-        """The trainer is gone: wait `grace_s` for what it started to go too, then KILL it. Returns how many were."""
+        """The trainer is gone: wait for what it started to go too, TERM it after a quarter of `grace_s`, KILL it at the
+        end. Returns how many had to be killed."""
         left = list((family or set()) | await asyncio.to_thread(self.family))
-        for _ in range(int(grace_s / poll_s)):
+        turns = int(grace_s / poll_s)
+        for turn in range(turns):
             left = [process for process in left if _alive(process)]
             if not left:
                 return 0
+            if turn == turns // 4:
+                for process in left:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.terminate()
             await asyncio.sleep(poll_s)
         left = [process for process in set(left) | await asyncio.to_thread(self.family) if _alive(process)]
         for process in left:

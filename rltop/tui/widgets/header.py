@@ -135,6 +135,8 @@ def _loud(run: RunView, frame: Frame) -> Row:
         problem = ((f" {frame.safe(frame.link.problem)}", "warn"),)
     elif frame.link.archive and run.text and run.state in ("failed", "lost", "interrupted"):
         problem = ((f" {frame.safe(run.text)}", "warn"),)
+    elif (journal := (frame.state.get("daemon") or {}).get("journal", "ok")) != "ok":
+        problem = ((f" history is in memory only: {frame.safe(str(journal))}", "bad"),)
     faults: Row = ()
     if run.faults:
         count = f"{len(run.faults)} " if len(run.faults) > 1 else ""
