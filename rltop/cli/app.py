@@ -158,6 +158,22 @@ def down(
 
 
 @app.command()
+def changed(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="The run before; alone: the one that is in question.")],
+    second: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run after.")] = None,
+    as_json: Json = False,
+    every: Annotated[bool, typer.Option("--all", help="Unlikely culprits too, however many.")] = False,
+) -> int:
+    """What changed between two runs, the likeliest culprit first.
+
+    With one RUN: since the last good run before it. NAME#2 is the second attempt of a run.
+    """
+    from rltop.cli.changed import changed as run_changed
+
+    return run_changed(first, second, as_json=as_json, every=every)
+
+
+@app.command()
 def get(
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, checks, engines, events, around.")

@@ -25,6 +25,7 @@ import rltop
 from rltop import runs
 from rltop.daemon import attempts
 from rltop.daemon.backend import DaemonBackend
+from rltop.daemon.capture import MANIFEST, write_manifest
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.ingest import Ingest
@@ -37,6 +38,7 @@ from rltop.daemon.supervisor import TrainerSupervisor
 from rltop.daemon.verdicts import Checks, Verdicts
 from rltop.errors import RltopError
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN
+from rltop.runs.masks import load_key, mask_command
 
 LAG_S = 0.1
 LAST_WORDS_S = 1.0
@@ -136,6 +138,7 @@ class Daemon:
             parts = (self._server.run(), self._measure_lag(), self._scraper.run())
             tasks = [self._loop.create_task(part) for part in parts]
             await self._trainer.start(options.trainer, options.env)
+            captured = self._loop.create_task(self._capture())
             stopped = self._loop.create_task(self._stop.wait())
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
@@ -145,9 +148,9 @@ class Daemon:
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self._journal.committed()
             await self._server.goodbye("the daemon stops")
-            for task in (*tasks, stopped):
+            for task in (*tasks, stopped, captured):
                 task.cancel()
-            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, stopped, captured, return_exceptions=True)
             for task in done - {stopped}:
                 task.result()  # a part that ended by itself failed: say why
         finally:
@@ -214,7 +217,7 @@ class Daemon:
                 "proto": [PROTO_MIN, PROTO_MAX],
                 "epoch": self._epoch,
                 "sockets": {name: f"ipc://{path}" for name, path in self._paths.items()},
-                "command": list(self._options.trainer) or list(psutil.Process().cmdline()),
+                "command": mask_command(list(self._options.trainer) or psutil.Process().cmdline(), load_key()),
                 "config": dict(self._options.config),
             },
         )
@@ -222,6 +225,25 @@ class Daemon:
             runs.register(self._options.run_dir)
         except (RltopError, OSError) as error:
             text = f"this run is not in the registry ({error}): rltop attach needs RLTOP_DIR to find it"
+            self._core.event("log", "warn", text, "daemon")
+
+    async def _capture(self) -> None:
+        """Write down what the run was started with, unless an earlier daemon did it for this trainer."""
+        options = self._options
+        if self._trainer.adopted() or (not options.trainer and (options.run_dir / MANIFEST).exists()):
+            return
+        try:
+            await asyncio.to_thread(
+                write_manifest,
+                options.run_dir,
+                attempt=(self._core.table.get("run") or {}).get("attempt", 1),
+                command=options.trainer,
+                env=options.env,
+                cwd=Path.cwd(),
+                config=options.config,
+            )
+        except Exception as error:  # whatever git, a disk or a foreign Python come up with: the run does not care
+            text = f"what the run was started with could not be written down: {type(error).__name__}: {error}"
             self._core.event("log", "warn", text, "daemon")
 
     async def _shutdown(self, stage: Stage) -> str:

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     reset = [number for number in _ASKING if signal.getsignal(number) is not signal.SIG_IGN]
     for number in _ASKING:
         signal.signal(number, signal.SIG_IGN)
-    found: dict[str, object] = {"marker": marker, "command": command}
+    found: dict[str, object] = {"marker": marker}  # not the command: it may hold secrets
     try:
         pid = os.posix_spawnp(
             command[0],

@@ -42,8 +42,10 @@ class Past:
 
 
 @contextlib.contextmanager
-def open_past(run_dir: Path, *, temp: Path | None = None) -> Iterator[Past]:
-    """The journal of a dead run. temp: where a copy may lie, default the system's temporary directory.
+def open_past(run_dir: Path, *, temp: Path | None = None, living: bool = False) -> Iterator[Past]:
+    """The journal of a dead run.
+
+    temp: where a copy may lie, default the system's temporary directory. living: a daemon writes to it at this moment.
 
     Raises RltopError: there is none, it is of a newer rltop, it is damaged.
     """
@@ -57,7 +59,13 @@ def open_past(run_dir: Path, *, temp: Path | None = None) -> Iterator[Past]:
         )
     with contextlib.ExitStack() as stack:
         try:
-            yield _open(path, temp, stack)
+            if living:
+                past = Past(schema.connect(path, read_only=True), path, False)
+                stack.callback(past.connection.close)
+                schema.readable_version(past.connection, path)
+                yield past
+            else:
+                yield _open(path, temp, stack)
         except DAMAGE as error:
             raise RltopError(
                 "cannot read the journal",

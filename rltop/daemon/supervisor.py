@@ -41,6 +41,10 @@ class TrainerSupervisor:
         """Whether there is a trainer of ours and it has not ended."""
         return self._job is not None and self._job.running()
 
+    def adopted(self) -> bool:
+        """Whether the trainer is one that an earlier daemon started."""
+        return self._job is not None and self._job.marker != f"{self._run_dir.name}/{self._epoch}"
+
     async def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Adopt the trainer of an earlier daemon if it lives; else start `argv`, if any."""
         self._job = self._adopt(read_record(self._run_dir))
