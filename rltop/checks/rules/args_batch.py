@@ -151,6 +151,14 @@ def _verl(args: Args) -> tuple[dict[str, object], list[_Finding]]:
     return values, findings
 
 
+def no_accumulation(obs: Observations) -> bool:
+    """Gradient accumulation is 0 (verl): the loss of the first step is divided by 0."""
+    if obs.args.framework != "verl":
+        return False
+    values, _ = _verl(obs.args)
+    return values.get("gradient_accumulation") == 0
+
+
 def _prompts(train: int, mini: int, part: str) -> _Finding:
     cause = (
         f"data.train_batch_size {train} is less than {part}ppo_mini_batch_size {mini}; both count prompts (the worker "

@@ -198,9 +198,10 @@ def _claims(obs: Observations, note: Document) -> list[Verdict]:
 
 def _claim(sentence: str, feature: _Feature) -> bool | int | None:
     """What the sentence says about the feature: on, off, a size, or nothing."""
-    said = feature.said.search(sentence)
-    if said is None:
+    named = list(feature.said.finditer(sentence))
+    if not named:
         return None
+    said = named[-1]  # "context parallel (CP=8)": the size stands after the last name
     size = _SIZE.match(sentence[said.end() :])
     if size and feature.name == "context parallelism":
         return int(size["size"])

@@ -230,27 +230,12 @@ def _reason(obs: Observations, death: LogEvent) -> tuple[str, LogEvent | None, C
         return f"{by} killed it because host memory ran out", None, "high"
     if death.kind == "health":
         return "the health monitor killed it after a failed health check", None, "high"
-    for event in reversed(of_kind(obs, "oom_killer", "ima", "oom", "traceback", "port_in_use")):
-        near = event.time is None or death.time is None or abs(event.time - death.time) <= _REASON_S
-        later = event.order > death.order and event.kind != "oom_killer"
-        if not near or later or event.data.get("benign"):
-            continue
-        if event.kind == "oom_killer":
-            victim = whole(event, "victim")
-            if victim is None or victim in (death.pid, whole(death, "victim")):
-                return "the host ran out of memory and the killer took it", event, "high"
-            continue
-        if side(obs, event) not in ("engine", "") or not same_process(event, death):
-            continue
-        if event.kind == "ima":
-            return f"CUDA error, {word(event, 'fault') or 'illegal memory access'}", event, "high"
-        if event.kind == "oom":
-            return "it ran out of GPU memory", event, "high"
-        if event.kind == "port_in_use":
-            return "it could not bind a port", event, "high"
-        frame = own_frame(event)
-        what = word(event, "exception") or event.text
-        return f"its scheduler raised {what}{f' at {frame}' if frame else ''}", event, "high"
+    for kind in ("oom_killer", "ima", "oom", "port_in_use", "traceback"):
+        for event in of_kind(obs, kind):
+            near = event.time is None or death.time is None or abs(event.time - death.time) <= _REASON_S
+            later = event.order > death.order and kind != "oom_killer"
+            if near and not later and not event.data.get("benign") and (told := _told(obs, event, death)):
+                return told, event, "high"
     if word(death, "how") == "watchdog":
         return "its watchdog saw no progress", None, "high"
     if word(death, "how") == "killed":
@@ -258,6 +243,33 @@ def _reason(obs: Observations, death: LogEvent) -> tuple[str, LogEvent | None, C
     code = whole(death, "code")
     tail = f" (exit code {code})" if code is not None else ""
     return f"no line before it says why{tail}", None, "low"
+
+
+def _told(obs: Observations, event: LogEvent, death: LogEvent) -> str:
+    """What a line before the death says about it; empty when it is about another process."""
+    if event.kind == "oom_killer":
+        victim = whole(event, "victim")
+        mine = victim is None or victim in (death.pid, whole(death, "victim"))
+        return "the host ran out of memory and the killer took it" if mine else ""
+    if side(obs, event) not in ("engine", "") or not _same_engine(event, death):
+        return ""
+    if event.kind == "ima":
+        return f"CUDA error, {word(event, 'fault') or 'illegal memory access'}"
+    if event.kind == "oom":
+        return "it ran out of GPU memory"
+    if event.kind == "port_in_use":
+        return "it could not bind a port"
+    frame = own_frame(event)
+    return f"its scheduler raised {word(event, 'exception') or event.text}{f' at {frame}' if frame else ''}"
+
+
+def _same_engine(left: LogEvent, right: LogEvent) -> bool:
+    """Lines of one engine: its ranks share a log and a Ray actor, though not a process."""
+    if left.engine is not None and right.engine is not None:
+        return left.engine == right.engine
+    if left.pid is not None and right.pid is not None:
+        return left.pid == right.pid
+    return left.where.source == right.where.source or not (left.pid or right.pid)
 
 
 def _died_advice(reason: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rltop.checks.facts import NO_TRAINER, exp_estimator
 from rltop.checks.observe import Observations, Sample, SyncEvent, TextLine
 from rltop.checks.phrase import jnum, missing, num, of_line, of_points, of_samples, of_sync
+from rltop.checks.rules.args_batch import no_accumulation
 from rltop.checks.series import Point, bad_points_of_all_ranks, finite, points
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
@@ -63,6 +64,12 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     incidents = [_of_point(bad, p, p.rank if several else None) for p in bad]
     incidents += [_of_sample(s) for s in obs.samples if s.bad_log_probs and s.rollout_id is not None]
     incidents += [found for line in obs.lines if (found := _of_line(line))]
+    if incidents and no_accumulation(obs) and all((one.step or 0) <= 1 or one.rollout == 0 for one in incidents[:1]):
+        cause = (
+            "The loss is NaN from the first step on because gradient accumulation is 0 (see args.batch): no numeric "
+            "fault."
+        )
+        return [Verdict(ID, "pass", value={"explained_by": "args.batch"}, threshold="finite", cause=cause)]
     if incidents:
         return [_fail(obs, t, min(incidents, key=lambda one: (one.order, not one.aborted, _rank_of(one.quantity))))]
     return [_fine(obs, len(skipped))]

@@ -179,12 +179,13 @@ _RANK = re.compile(r"\[Rank (?P<rank>\d+)\]")
 
 def collective(line: Line) -> Mapping[str, object] | None:
     """NCCL's watchdog on a collective that does not end: rank_in_group, group, op, seq, enqueued, completed,
-    timeout_ms."""
+    timeout_ms; stuck where the watchdog itself does not move."""
     work, progress = _WORK.search(line.text), _PROGRESS.search(line.text)
     timed_out = work is not None and "timeout" in line.text.lower()
-    if not timed_out and progress is None:
+    stuck = "watchdog got stuck" in line.text
+    if not timed_out and progress is None and not stuck:
         return None
-    data: dict[str, object] = {}
+    data: dict[str, object] = {"stuck": True} if stuck else {}
     if work:
         data |= {"seq": int(work["seq"]), "op": work["op"], "timeout_ms": int(work["timeout"])}
     if progress:
@@ -294,7 +295,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         death,
     ),
     Recogniser("port_in_use", ("EADDRINUSE", "ddress already in use", "lready in use", "Errno"), port_in_use),
-    Recogniser("collective", ("WorkNCCL", "last completed"), collective),
+    Recogniser("collective", ("WorkNCCL", "last completed", "watchdog got stuck"), collective),
     Recogniser("entry_missing", ("open", "No such file", "not found", "No module named", "module spec"), entry_missing),
     Recogniser("no_attention", ("ttention", "NoBackend"), _no_attention),
     Recogniser("batch_assert", ("lr_decay_steps", "_batch_size", "global batch size"), _batch_assert),
