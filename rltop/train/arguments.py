@@ -34,6 +34,14 @@ class TrainConfig:
     save_dir: Path | None = None
     """Keeps the base checkpoint, the final checkpoint and the logs; without it they go with the run."""
 
+    load: Path | None = None
+    """Megatron checkpoint directory to resume from: weights, optimizer, random streams and rollout id. Absent or empty
+    is a fresh start, so that --load and --save may be the same from the beginning."""
+    save: Path | None = None
+    """Megatron checkpoint directory to save to; needs --save-interval."""
+    save_interval: int | None = None
+    """Rollouts from one save to the next; the last rollout is always saved."""
+
     actor_num_nodes: int = 1
     """Nodes that train; more than one needs a Ray cluster to join."""
     actor_num_gpus_per_node: int = 1
@@ -152,6 +160,17 @@ class TrainConfig:
         """
         return self.log_probs_pass == "always" or self.steps_per_rollout > 1
 
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the reference model is the run's own start, which a resumed run cannot make again."""
+        return self.use_kl_loss and self.ref_load is None
+
+    def saves_after(self, rollout_id: int) -> bool:
+        """slime's rule: every `save_interval` rollouts, and the last one."""
+        if self.save is None or self.save_interval is None:
+            return False
+        return (rollout_id + 1) % self.save_interval == 0 or rollout_id == self.num_rollout - 1
+
     def plants(self, fault: str) -> bool:
         """Whether `--inject` names this fault, with or without `@ROLLOUT`."""
         return any(text.partition("@")[0] == fault for text in self.inject)
@@ -219,6 +238,9 @@ def validate(config: TrainConfig) -> None:
         name, equals, _ = text.partition("=")
         if not equals or not name:
             raise RltopError("not an environment variable", where=f"--engine-env {text}", do="--engine-env NAME=VALUE")
+    if (config.save is None) != (config.save_interval is None):
+        given, other = ("--save", "--save-interval N") if config.save else ("--save-interval", "--save DIR")
+        raise RltopError(f"{given} needs {other}", where=given, why="one without the other saves nothing", do=other)
     _check_ranks(config)
     _check_batch(config)
     if config.inject:
@@ -248,6 +270,7 @@ _RANGES: dict[str, tuple[float, str]] = {
     "num_steps_per_rollout": (1, "the number of steps"),
     "rollout_max_response_len": (1, "the longest response"),
     "rollout_num_engines": (1, "the number of engines"),
+    "save_interval": (1, "the save interval"),
     "cold_start_steps": (0, "the number of cold-start steps"),
     "cold_start_loss": (0, "the loss that ends the cold start"),
     "lr_warmup_iters": (0, "the number of warm-up steps"),

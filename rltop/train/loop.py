@@ -21,7 +21,9 @@ from rltop.train.ports import (
     StepSample,
     SyncReport,
     Trainer,
+    TrainerFacts,
 )
+from rltop.train.resume import TRACKER
 from rltop.train.sample import for_viewers, generation_metrics, rollout_metrics
 
 CPU_ENGINE_STAND_IN = "CPU engine: rltop's own server behind SGLang's HTTP API, not SGLang"
@@ -37,7 +39,7 @@ class History:
     steps: list[dict[str, float]] = field(default_factory=list)
     """Metrics of every optimizer step, without prefix."""
     first_rollout: dict[str, float] = field(default_factory=dict)
-    """Metrics of rollout 0."""
+    """Metrics of the run's first rollout: rollout 0, or the one after the checkpoint."""
     syncs: int = 0
     mismatches: list[str] = field(default_factory=list)
     """Weight versions after which an engine held something else than the trainer."""
@@ -58,57 +60,92 @@ class Loop:
 
     def run(self) -> None:
         """Everything from the start of the backend to the last sync. Raises RltopError."""
-        engines = self._start()
+        engines, first = self._start()
         waiting_since = self.clock()
-        for rollout_id in range(self.config.num_rollout):
+        for rollout_id in range(first, self.config.num_rollout):
             version = version_for(rollout_id)
             with self.narrator.phase("rollout", rollout_id):
                 batch = self.rollouts.generate(rollout_id, version)
-            self._report_generation(batch)
+            self._report_generation(batch, first=rollout_id == first)
             trained = self._train(batch, waiting_since)
             waiting_since = self.clock()
+            if self.config.saves_after(rollout_id):
+                trained["perf/save_model_time"] = self._save(rollout_id)
             self._sync(version_for(rollout_id + 1), rollout_id + 1, engines, trained)
         if self.config.save_dir is not None:
             with self.narrator.phase("save"):
                 self.trainer.save(str(self.config.save_dir / "final"))
 
-    def _start(self) -> Sequence[EngineFacts]:
-        config = self.config
+    def _start(self) -> tuple[Sequence[EngineFacts], int]:
+        """Everything up to engines that hold the trainer's weights. Returns them and the first rollout to come."""
         with self.narrator.phase("start"):
             facts = self.trainer.load()
             self.history.backend = facts.backend
             self.rollouts.load(facts.checkpoint)
-            self.narrator.run(
-                framework="rltop",
-                args=config.as_args(),
-                mode="full",
-                backend=facts.backend,
-                start_rollout_id=0,
-                fresh_start=True,
-                num_rollout=config.num_rollout,
-                vocab_size=facts.vocab_size,
-                injected_faults=list(config.inject),
-                stand_ins=stand_ins(config),
-            )
-            if config.cold_start_steps:
+            first = 0 if facts.loaded_iteration is None else facts.loaded_iteration + 1
+            self._report_run(facts, first)
+            if self.config.cold_start_steps and facts.loaded_iteration is None:
                 with self.narrator.phase("cold_start"):
                     losses = self.trainer.cold_start(self.rollouts.demonstrations())
                 self.narrator.log("info", f"Cold start: {len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
             engines = self.rollouts.start(self.trainer.freeze_base(str(self.base_directory)))
             for engine in engines:
                 self.narrator.engine(engine, "HEALTHY")
-            # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
-            self._report_sync(self.trainer.verify(engines), first_rollout=0, seconds=0.0)
-        return engines
+            if not first:
+                # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
+                self._report_sync(self.trainer.verify(engines), first_rollout=0, seconds=0.0)
+        if first:
+            # What the interrupted run did after its last rollout; the samples to come require this version.
+            self._push(version_for(first), first, engines)
+        return engines, first
 
-    def _report_generation(self, batch: RolloutBatch) -> None:
+    def _report_run(self, facts: TrainerFacts, first: int) -> None:
+        """The record `run`, and what was loaded in the words of slime and Megatron."""
+        config, say = self.config, self.narrator.log
+        self.narrator.run(
+            framework="rltop",
+            args=config.as_args(),
+            mode="full",
+            backend=facts.backend,
+            start_rollout_id=first,
+            fresh_start=facts.loaded_iteration is None,
+            num_rollout=config.num_rollout,
+            vocab_size=facts.vocab_size,
+            injected_faults=list(config.inject),
+            stand_ins=stand_ins(config),
+        )
+        if facts.loaded_iteration is not None:
+            where = f"{config.load} [ t 1/{config.layout.tensor}, p 1/{config.layout.pipeline} ]"
+            say("info", f"successfully loaded checkpoint from {where} at iteration {facts.loaded_iteration}")
+            return
+        if config.load is not None:
+            say(
+                "warn",
+                f"--load {config.load} holds no checkpoint (no {TRACKER}): "
+                f"a fresh start at rollout 0 from {facts.checkpoint}",
+            )
+        say("info", f"Load checkpoint from HuggingFace model into Megatron: {facts.checkpoint}")
+
+    def _save(self, rollout_id: int) -> float:
+        """Save the trainer's state; returns the seconds it took."""
+        config, started = self.config, self.clock()
+        with self.narrator.phase("save", rollout_id):
+            self.narrator.log(
+                "info", f"saving checkpoint at iteration {rollout_id:7d} to {config.save} in torch_dist format"
+            )
+            self.trainer.save_checkpoint(rollout_id)
+            where = f"{config.save} [ t 1/{config.layout.tensor}, p 1/{config.layout.pipeline} ]"
+            self.narrator.log("info", f"successfully saved checkpoint from iteration {rollout_id:7d} to {where}")
+        return self.clock() - started
+
+    def _report_generation(self, batch: RolloutBatch, *, first: bool) -> None:
         metrics = generation_metrics(
             batch.samples,
             group_size=self.config.n_samples_per_prompt,
             seconds=batch.seconds,
             engines=self.config.rollout_num_engines,
         )
-        if batch.rollout_id == 0:
+        if first:
             self.narrator.first_sample(batch.samples[0])
         self.narrator.finished(batch.samples[-1])
         self.narrator.rollout_metrics("perf", batch.rollout_id, metrics | dict(batch.extra))
@@ -126,7 +163,7 @@ class Loop:
         views = for_viewers(samples, log_probs, group_size=config.n_samples_per_prompt)
         self.narrator.samples(rollout_id, views, len(samples))
         self.history.rewards.append(metrics["rollout/raw_reward"])
-        if rollout_id == 0:
+        if not self.history.first_rollout:
             self.history.first_rollout.update(metrics)
         step_samples = [
             StepSample(
@@ -175,12 +212,17 @@ class Loop:
 
     def _sync(self, version: str, first_rollout: int, engines: Sequence[EngineFacts], perf: dict[str, float]) -> None:
         """Weights to the engines, then the line `perf N` of the rollout that ends here."""
+        perf["perf/update_weights_time"] = self._push(version, first_rollout, engines)
+        self.narrator.rollout_metrics("perf", first_rollout - 1, perf)
+
+    def _push(self, version: str, first_rollout: int, engines: Sequence[EngineFacts]) -> float:
+        """Weights to the engines, and what each holds then; returns the seconds it took."""
         started = self.clock()
         with self.narrator.phase("update_weights", first_rollout - 1):
             report = self.trainer.publish(version, first_rollout - 1, engines)
-        perf["perf/update_weights_time"] = self.clock() - started
-        self._report_sync(report, first_rollout=first_rollout, seconds=perf["perf/update_weights_time"])
-        self.narrator.rollout_metrics("perf", first_rollout - 1, perf)
+        seconds = self.clock() - started
+        self._report_sync(report, first_rollout=first_rollout, seconds=seconds)
+        return seconds
 
     def _report_sync(self, report: SyncReport, *, first_rollout: int, seconds: float) -> None:
         """A refused update ends the run: its engine is stale for good. Different weights are shouted about."""

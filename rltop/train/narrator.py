@@ -16,7 +16,7 @@ from rltop.train.ports import EngineFacts, SyncReport
 from rltop.train.sample import Sample
 
 LOGGER = "rltop.train"
-_TIMER_NAMES = {"train": "actor_train"}
+_TIMER_NAMES = {"train": "actor_train", "save": "save_model"}
 """Phases that slime's timers call otherwise."""
 
 

@@ -21,6 +21,8 @@ class TrainerFacts:
     vocab_size: int
     checkpoint: str
     """Hugging Face directory that the model came from; its tokenizer is the run's."""
+    loaded_iteration: int | None = None
+    """Rollout after which the state was saved that this run goes on from; None: a fresh start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Trainer(Protocol):
     """One training backend. All methods block; what goes wrong is an RltopError."""
 
     def load(self) -> TrainerFacts:
-        """Build the model and read its checkpoint."""
+        """Build the model and read its checkpoint; with `--load`, the state of the run to go on from."""
         ...
 
     def cold_start(self, examples: Sequence[Example]) -> list[float]:
@@ -123,7 +125,7 @@ class Trainer(Protocol):
         ...
 
     def freeze_base(self, directory: str) -> BaseFacts:
-        """Write the base checkpoint to `directory` and take the reference model."""
+        """Write the weights as they are now to `directory` for the engines, and take the reference model."""
         ...
 
     def log_probs(
@@ -146,6 +148,10 @@ class Trainer(Protocol):
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         """Bring the weights after `rollout_id` to every engine as `version`, then ask each what it holds."""
+        ...
+
+    def save_checkpoint(self, rollout_id: int) -> None:
+        """Keep the state after the steps of `rollout_id` under `--save`; the previous one stays usable throughout."""
         ...
 
     def save(self, directory: str) -> None:

@@ -7,12 +7,14 @@ milliseconds, instead of failing in a worker a minute later.
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.layout import Divisible, check_layout
+from rltop.train.resume import REFERENCE, find_checkpoint
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
@@ -27,13 +29,42 @@ def preflight(config: TrainConfig) -> None:
         require_checkpoint(config.ref_load, flag="--ref-load", chat_template=False)
     if config.engine_python is not None and not config.engine_python.is_file():
         raise RltopError("no such interpreter", where=f"--engine-python {config.engine_python}", why="there is no file")
-    if config.save_dir is not None:
-        try:
-            config.save_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+    _check_resume(config)
+    for flag, directory in (("--save-dir", config.save_dir), ("--save", config.save)):
+        if directory is not None:
+            _require_writable(directory, flag)
+
+
+def _check_resume(config: TrainConfig) -> None:
+    found = find_checkpoint(config.load) if config.load is not None else None
+    if found is None:
+        return
+    if found.iteration + 1 >= config.num_rollout:
+        raise RltopError(
+            "nothing is left to train",
+            where="--num-rollout",
+            why=f"it is {config.num_rollout}, and --load {found.root} was saved after rollout {found.iteration}",
+            do=f"--num-rollout {found.iteration + 2} or more",
+        )
+    if config.keeps_reference:
+        reference = found.root / REFERENCE
+        if not reference.is_dir():
             raise RltopError(
-                "cannot write there", where=f"--save-dir {config.save_dir}", why=error.strerror or str(error)
-            ) from error
+                "the checkpoint has no reference model",
+                where=f"--load {found.root}",
+                why=f"there is no {reference}: it was saved without --use-kl-loss, or with a --ref-load of its own",
+                do="--ref-load CHECKPOINT",
+            )
+        require_checkpoint(reference, flag="--load", chat_template=False)
+
+
+def _require_writable(directory: Path, flag: str) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise RltopError("cannot write there", where=f"{flag} {directory}", why=error.strerror or str(error)) from error
 
 
 def _check_split(config: TrainConfig) -> None:

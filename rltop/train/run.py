@@ -13,6 +13,7 @@ from rltop.train.cluster import RayOptions, ray_cluster
 from rltop.train.lifetime import Interrupted, Signals, no_child_left
 from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
+from rltop.train.resume import find_checkpoint
 from rltop.train.sides import RayRollouts, RayTrainer, bundles
 
 
@@ -49,6 +50,8 @@ class Run:
     def _train(self, narrator: Narrator) -> None:
         config = self.config
         with ray_cluster(RayOptions(config.ray_address, bundles(config), self.ray_dir), self.signals) as cluster:
+            # The first weights of the run that is resumed are kept: they may lie there under the other name.
+            resumes = config.load is not None and find_checkpoint(config.load) is not None
             run = self.environ.get("RLTOP_RUN") or self.work_dir.name
             rollouts = RayRollouts.place(cluster, config, self.work_dir, run, narrator)
             loop = Loop(
@@ -57,7 +60,7 @@ class Run:
                 rollouts=rollouts,
                 narrator=narrator,
                 clock=self.clock,
-                base_directory=(config.save_dir or self.work_dir).absolute() / "initial",
+                base_directory=(config.save_dir or self.work_dir).absolute() / ("resumed" if resumes else "initial"),
                 history=self.history,
             )
             try:

@@ -89,6 +89,9 @@ class RayTrainer:
         report: SyncReport = self.ranks.call("publish", version, rollout_id, engines)
         return report
 
+    def save_checkpoint(self, rollout_id: int) -> None:
+        self.ranks.call("save_checkpoint", rollout_id)
+
     def save(self, directory: str) -> None:
         self.ranks.call("save", directory)
 

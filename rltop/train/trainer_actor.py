@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rltop.engines.client import EngineClient
+from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.ports import BASE_VERSION, BaseFacts, EngineFacts, StepSample, SyncReport, TrainerFacts
+from rltop.train.resume import REFERENCE, Checkpoint, find_checkpoint, keep_reference
 
 if TYPE_CHECKING:
     from rltop.train.megatron.backend import MegatronBackend
@@ -37,6 +39,7 @@ class TrainActor:
         self._config = config
         self._place = config.layout.place(rank)
         self._store: Any = None
+        self._resumed: Checkpoint | None = None
         self._work_dir = Path(work_dir)
         self._clients: dict[str, EngineClient] = {}
 
@@ -91,10 +94,14 @@ class TrainActor:
             place=self._place,
             store=self._meet(address),
         )
+        self._resumed = find_checkpoint(config.load) if config.load is not None else None
+        if self._resumed is not None:
+            self._backend.load_checkpoint(self._resumed)
         return TrainerFacts(
             backend=self._backend.description,
             vocab_size=self._backend.shape.vocab_size,
             checkpoint=str(checkpoint),
+            loaded_iteration=self._resumed.iteration if self._resumed else None,
         )
 
     def _meet(self, address: str) -> Any:
@@ -123,16 +130,21 @@ class TrainActor:
         return losses
 
     def freeze_base(self, directory: str) -> BaseFacts:
-        """Write the base checkpoint to `directory` and take the reference model."""
+        """Write the weights to `directory` and take the reference model: --ref-load, else the run's first weights."""
         from rltop.train.sync import digest_of, named
 
-        self._base = Path(directory)
+        config, self._base = self._config, Path(directory)
         self._backend.save_hf(self._base)
-        if self._config.use_kl_loss:
-            if self._config.ref_load is None:
+        source = config.ref_load
+        if config.keeps_reference and self._resumed is not None:
+            source = self._resumed.root / REFERENCE
+        if config.use_kl_loss:
+            if source is None:
                 self._backend.snapshot_ref()
             else:
-                self._backend.load_ref(self._config.ref_load)
+                self._backend.load_ref(source)
+        if config.keeps_reference and config.save is not None and self._place.rank == 0:
+            keep_reference(source or self._base, config.save)
         stages = self._backend.hf_stages()
         return BaseFacts(directory, digest_of(named(stages)) if stages else "")
 
@@ -232,6 +244,12 @@ class TrainActor:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+
+    def save_checkpoint(self, rollout_id: int) -> None:
+        """Everything that the next rollout depends on, in Megatron's format."""
+        if self._config.save is None:
+            raise RltopError("nowhere to save to", where="--save", do="--save DIR --save-interval N")
+        self._backend.save_checkpoint(self._config.save, rollout_id)
 
     def save(self, directory: str) -> None:
         """Write the weights as a Hugging Face checkpoint."""

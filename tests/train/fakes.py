@@ -39,10 +39,11 @@ class FakeTrainer:
     calls: list[Any]
     reply: EngineReply | None = None
     planted: bool = False
+    loaded_iteration: int | None = None
 
     def load(self) -> TrainerFacts:
         self.calls.append("load")
-        return TrainerFacts("fake backend", 260, "/model")
+        return TrainerFacts("fake backend", 260, "/model", self.loaded_iteration)
 
     def cold_start(self, examples: Sequence[Example]) -> list[float]:
         self.calls.append(("cold_start", len(examples)))
@@ -72,6 +73,9 @@ class FakeTrainer:
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         self.calls.append(("publish", version, rollout_id))
         return self._report(version, self.reply, planted=self.planted)
+
+    def save_checkpoint(self, rollout_id: int) -> None:
+        self.calls.append(("save_checkpoint", rollout_id))
 
     def save(self, directory: str) -> None:
         self.calls.append(("save", directory))

@@ -36,6 +36,7 @@ from rltop.train.megatron.batching import (
     mask_of,
     plan,
 )
+from rltop.train.megatron.checkpoint import TrainState
 from rltop.train.megatron.compat import load_megatron, quietly
 from rltop.train.megatron.hf_checkpoint import ModelShape, read_shape, read_weights, write_checkpoint
 from rltop.train.megatron.model import (
@@ -48,6 +49,7 @@ from rltop.train.megatron.model import (
 )
 from rltop.train.megatron.ranks import join_ranks
 from rltop.train.megatron.vocab_parallel import sharded_log_probs
+from rltop.train.resume import Checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -281,6 +283,20 @@ class MegatronBackend:
         if stages is not None:
             write_checkpoint(directory, self._source, (item for stage in stages for item in stage.items()))
         self.ranks.barrier()
+
+    # --- resume -----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, root: Path, iteration: int) -> None:
+        """Keep everything that the next rollout depends on, except the reference; see `TrainState.save`."""
+        self._state().save(root, iteration, {"steps": self._steps, "nan_planted": int(self._nan_planted)})
+
+    def load_checkpoint(self, found: Checkpoint) -> None:
+        """Go on where `save_checkpoint` stopped; see `TrainState.load`."""
+        extra = self._state().load(found)
+        self._steps, self._nan_planted = extra["steps"], bool(extra["nan_planted"])
+
+    def _state(self) -> TrainState:
+        return TrainState(self._megatron, self.ranks, self._model, self._optimizer)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

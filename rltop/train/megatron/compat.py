@@ -16,10 +16,13 @@ tensor, pipeline and data parallel ranks over gloo. Not covered: MoE (refused wi
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import queue
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -53,6 +56,23 @@ class Megatron:
     forward_backward: Any
     """`forward_backward()` returns the schedule for the current parallel layout."""
     finalize_grads: Any
+    rng_tracker: Any
+    """`rng_tracker()` returns the named random streams."""
+    checkpoints: Callable[[], Checkpoints]
+    """Distributed checkpointing; imported when first asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What the backend uses of `megatron.core.dist_checkpointing`."""
+
+    save: Any
+    load: Any
+    common: Any
+    """`common(directory)` returns what is not split over ranks."""
+    sharded_object: Any
+    errors: tuple[type[BaseException], ...]
+    """What saving and loading raise besides the usual; torch's is no `Exception`."""
 
 
 def load_megatron() -> Megatron:
@@ -79,6 +99,8 @@ def load_megatron() -> Megatron:
             make_optimizer=_get("optimizer", "get_megatron_optimizer"),
             forward_backward=_get("pipeline_parallel", "get_forward_backward_func"),
             finalize_grads=_get("distributed", "finalize_model_grads"),
+            rng_tracker=_get("tensor_parallel.random", "get_cuda_rng_tracker"),
+            checkpoints=_checkpoints,
         )
     if on_cpu:
         _install_cpu_namespace()
@@ -98,6 +120,28 @@ def quietly(module: str = "") -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=module)
         yield
+
+
+@functools.cache
+def _checkpoints() -> Checkpoints:
+    with quietly():
+        checkpoints = Checkpoints(
+            save=_get("dist_checkpointing", "save"),
+            load=_get("dist_checkpointing", "load"),
+            common=_get("dist_checkpointing", "load_common_state_dict"),
+            sharded_object=_get("dist_checkpointing", "ShardedObject"),
+            errors=(
+                _get("dist_checkpointing.core", "CheckpointingException"),
+                importlib.import_module("torch.distributed.checkpoint.api").CheckpointException,
+            ),
+        )
+        # Megatron imports these when it saves, too late to be given another torch.
+        for module in ("torch", "state_dict_saver", "async_utils"):
+            importlib.import_module(f"megatron.core.dist_checkpointing.strategies.{module}")
+        _write_checkpoints_in_threads()
+    if not torch.cuda.is_available():
+        _install_cpu_namespace()
+    return checkpoints
 
 
 def _get(module: str, name: str) -> Any:
@@ -303,3 +347,27 @@ def _install_cpu_embedding_setup() -> None:
     distributed = _Namespace(module.torch.distributed, {"is_initialized": lambda: False})
     module.torch = _Namespace(module.torch, {"distributed": distributed})
     module.LanguageModule.embedding_warning_printed = True
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+class _Threads:
+    """A multiprocessing context whose processes are threads."""
+
+    Queue = queue.Queue
+    JoinableQueue = queue.Queue
+    Process = threading.Thread
+
+
+def _write_checkpoints_in_threads() -> None:
+    """Write a rank's files in threads of this process, also with CUDA.
+
+    Megatron starts a manager process (0.16.1 and 0.19.2) and forks writers (0.16.1; 0.19.2 has threads itself). A fork
+    inherits the locks of a Ray worker's own threads, and the manager outlives the save.
+    """
+    writer: Any = importlib.import_module("megatron.core.dist_checkpointing.strategies.filesystem_async")
+    if isinstance(writer.mp, _Namespace):
+        return
+    writer._results_queue = queue.Queue()
+    writer.mp = _Namespace(writer.mp, {"get_context": lambda _method=None: _Threads})
