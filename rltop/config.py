@@ -14,6 +14,9 @@
     [env]
     CUDA_VISIBLE_DEVICES = "0"
 
+    [ingest]
+    tcp = "10.0.0.1:7411"    # take records from other machines too, with CURVE keys (docs/security.md)
+
 Every error names the line.
 """
 
@@ -27,8 +30,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rltop.errors import RltopError
+from rltop.keys import parse_listen
 
-TABLES = ("run", "trainer", "env")
+TABLES = ("run", "trainer", "env", "ingest")
 PASSED_ON = "sglang_"
 """Keys that start so are not checked here: they are SGLang's own flags."""
 
@@ -45,6 +49,8 @@ class UpConfig:
     env: dict[str, str]
     lines: dict[str, int]
     """Flag (`--num-rollout`), or `command`, -> line of the file that set it, from 1."""
+    ingest_tcp: str = ""
+    """HOST:PORT where records from other machines are taken; empty: nowhere."""
 
 
 def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig:
@@ -61,14 +67,14 @@ def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig
     place = _Place(where, text)
     for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
-            raise place.unknown("", name, TABLES, "there are the tables [run], [trainer] and [env]")
-    run, trainer, env = (tables.get(name, {}) for name in TABLES)
+            raise place.unknown("", name, TABLES, "there are the tables [run], [trainer], [env] and [ingest]")
+    run, trainer, env = (tables.get(name, {}) for name in TABLES[:3])
     place.only("run", run, ("name",))
     name = run.get("name")
     if name is not None and not isinstance(name, str):
         raise place.wrong("run", "name", "a string")
     command, flags, lines = _trainer(trainer, place, trainer_flags)
-    return UpConfig(name, command, flags, _env(env, place), lines)
+    return UpConfig(name, command, flags, _env(env, place), lines, _ingest(tables.get("ingest", {}), place))
 
 
 def _trainer(
@@ -117,6 +123,21 @@ def _env(table: Mapping[str, Any], place: _Place) -> dict[str, str]:
         if not isinstance(value, str):
             raise place.wrong("env", key, 'a string: write "0", not 0')
     return dict(table)
+
+
+def _ingest(table: Mapping[str, Any], place: _Place) -> str:
+    place.only("ingest", table, ("tcp",))
+    listen = table.get("tcp", "")
+    if not isinstance(listen, str):
+        raise place.wrong("ingest", "tcp", 'a string "HOST:PORT"')
+    if listen:
+        try:
+            parse_listen(listen)
+        except ValueError as error:
+            raise RltopError(
+                "not an address to listen at", where=f"{place.where}:{place.line('ingest', 'tcp')}", why=str(error)
+            ) from None
+    return listen
 
 
 def _is_strings(value: Any) -> bool:

@@ -8,39 +8,36 @@
 
 Failure policy: a record that the daemon does not take at once waits in a small queue; when that is full the oldest goes
 and is counted, and the next record says how many went. A value that is no number is left out and named once in a log
-record. Whatever else goes wrong inside is counted in `errors` and kept in `last_error`; nothing reaches the caller.
+record. What msgpack does not take (cycles, integers over 64 bits, broken text) is replaced, what is too large is
+dropped and counted. Whatever else goes wrong inside is counted in `errors` and kept in `last_error`; nothing reaches
+the caller.
 
-After a fork the child gets a socket and a sequence of its own. Only the standard library and msgpack are imported until
-the first record is sent; zmq comes then.
+After a fork the child gets a socket and a sequence of its own; a pickled reporter arrives as a new one. Only the
+standard library and msgpack are imported until the first record is sent; zmq comes then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
-import threading
 import time
-from collections import deque
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import msgpack
 
-if TYPE_CHECKING:
-    import zmq
+from rltop.reporter_link import Link, describe
 
-QUEUE = 500
-"""Records that wait here when the socket takes no more (it holds 1,000 itself)."""
-SNDHWM = 1000
+MAX_VALUES = 5_000
+"""Scalars in one record of metrics; more are left out, counted and named once."""
 MAX_BYTES = 15 * 1024 * 1024
 """A larger record would cost us the connection: a message is at most 16 MiB."""
-CLOSE_S = 1.0
-"""What `close` gives queued records, and only when a daemon is there to take them."""
 _MAGIC = b"RL1"
 _VERSION = 1
-_POLLOUT = 2
 
 
 class Reporter:
@@ -59,19 +56,39 @@ class Reporter:
         self.errors = 0
         """Things that went wrong in here so far."""
         self.last_error = ""
+        self.left_out = 0
+        """Values that were no numbers, or one too many for a record, so far."""
         self._run = run if run is not None else os.environ.get("RLTOP_RUN", "")
         self._role = role
         self._rank = rank
         self._closed = not self.address
         self._named: set[str] = set()
-        self._link = _Link()
-        self._inherited: list[_Link] = []
-        self._source = self._who()
+        # By process: after a fork the parent's socket, lock and queue are not ours, not even to be thrown away.
+        self._links: dict[int, Link] = {}
+        # Not our own method: that would keep us alive. At the end of the interpreter it gives records their moment.
+        self._finalizer = weakref.finalize(self, _end, self._links)
 
     @property
     def active(self) -> bool:
         """Whether records go anywhere."""
         return not self._closed
+
+    @property
+    def status(self) -> str:
+        """How the connection stands, in words; `refused: …` says why the daemon turned us away (TCP only)."""
+        link = self._links.get(os.getpid())
+        if link is None:
+            return "" if self._closed else "nothing was reported yet"
+        try:
+            with link.lock:
+                link.look()
+        except Exception as error:
+            self._failed(error)
+        return link.status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A socket cannot cross to another process (multiprocessing, Ray); who reports and where can.
+        return (_rebuild, (type(self), self._role, self._rank, self._run, self.address))
 
     # ---------------------------------------------------------------- what to report
 
@@ -97,7 +114,9 @@ class Reporter:
             return
         numbers: dict[str, float] = {}
         try:
-            for name, value in values.items():
+            if len(values) > MAX_VALUES:
+                self._too_many(len(values) - MAX_VALUES)
+            for name, value in itertools.islice(values.items(), MAX_VALUES):
                 try:
                     numbers[str(name)] = float(value)
                 except Exception as error:  # any object may come in here, and its float() may raise anything
@@ -147,11 +166,13 @@ class Reporter:
 
     def close(self) -> None:
         """Close the socket. Queued records get up to a second when a daemon is there, else they are dropped."""
-        link, self._closed = self._link, True
+        self._closed = True
+        link = self._links.pop(os.getpid(), None)
+        if link is None:
+            return
         try:
-            if link.pid == os.getpid():
-                with link.lock:
-                    self.dropped += link.close(self.address)
+            with link.lock:
+                self.dropped += link.close()
         except Exception as error:
             self._failed(error)
 
@@ -165,30 +186,28 @@ class Reporter:
 
     # ---------------------------------------------------------------- inside
 
-    def _who(self) -> dict[str, Any]:
-        return {"role": self._role, "rank": self._rank, "host": _host(), "pid": self._link.pid}
+    def _new_link(self, pid: int) -> Link:
+        source = {"role": self._role, "rank": self._rank, "host": _host(), "pid": pid}
+        return self._links.setdefault(pid, Link(self.address, source))  # atomic: two threads get the same one
 
     def _send(self, kind: str, payload: dict[str, Any]) -> None:
         if self._closed:
             return
         try:
-            if self._link.pid != os.getpid():
-                # We are a child: the parent's socket, lock and queue are not ours, not even to be thrown away.
-                self._inherited.append(self._link)
-                self._link = _Link()
-                self._source = self._who()
-            with self._link.lock:
-                self._enqueue(self._link, kind, payload)
-                self._link.flush(self.address)
-                self.dropped += self._link.drop_oldest()
+            pid = os.getpid()
+            link = self._links.get(pid) or self._new_link(pid)
+            with link.lock:
+                self._enqueue(link, kind, payload)
+                link.flush()
+                self.dropped += link.drop_oldest()
         except Exception as error:
             self._failed(error)
 
-    def _enqueue(self, link: _Link, kind: str, payload: dict[str, Any]) -> None:
+    def _enqueue(self, link: Link, kind: str, payload: dict[str, Any]) -> None:
         link.seq += 1
         record = {
             "run": self._run,
-            "source": self._source,
+            "source": link.source,
             "seq": link.seq,
             "mono": time.monotonic(),
             "wall": time.time(),
@@ -197,7 +216,11 @@ class Reporter:
             "dropped": link.dropped,
         }
         try:
-            body = msgpack.packb(record, default=_plain)
+            try:
+                body = msgpack.packb(record, default=_plain)
+            except Exception as error:  # any object may be in there, and packing it may raise anything
+                self._failed(error)
+                body = msgpack.packb(_clean(record))
             if len(body) > MAX_BYTES:
                 raise ValueError(f"a record of kind {kind} has {len(body)} bytes, the limit is {MAX_BYTES}")
         except Exception:
@@ -207,95 +230,87 @@ class Reporter:
         header = msgpack.packb({"v": _VERSION, "t": "rec", "seq": link.seq})
         link.waiting.append([_MAGIC, header, body])
 
+    def _too_many(self, excess: int) -> None:
+        self.left_out += excess
+        if "" not in self._named:
+            self._named.add("")
+            self.log("warn", f"a record has at most {MAX_VALUES} metrics; {excess} were left out")
+
     def _not_a_number(self, name: str, value: object, error: Exception) -> None:
+        self.left_out += 1
         if name not in self._named and len(self._named) < 100:
             self._named.add(name)
             self.log("warn", f"metric {name} is not a number: {type(value).__name__} ({error}); left out")
 
     def _failed(self, error: Exception) -> None:
         self.errors += 1
-        self.last_error = f"{type(error).__name__}: {error}"
-
-
-class _Link:
-    """Socket, queue and sequence of one process."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        # Reentrant: a signal handler that reports may interrupt a report of the same thread.
-        self.lock = threading.RLock()
-        self.seq = 0
-        self.dropped = 0
-        self.waiting: deque[list[bytes]] = deque()
-        self._unusable = False
-        self._socket: zmq.Socket[bytes] | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-
-    def flush(self, address: str) -> None:
-        """Hand the socket what it takes without waiting."""
-        import zmq
-
-        if self._unusable:
-            return
-        sender = self._socket or self._connect(address)
-        while self.waiting:
-            frames = self.waiting.popleft()
-            try:
-                sender.send_multipart(frames, flags=zmq.NOBLOCK)
-            except zmq.Again:
-                self.waiting.appendleft(frames)
-                return
-
-    def drop_oldest(self) -> int:
-        """Keep the newest `QUEUE` records; returns how many went."""
-        excess = max(0, len(self.waiting) - QUEUE)
-        for _ in range(excess):
-            self.waiting.popleft()
-        self.dropped += excess
-        return excess
-
-    def close(self, address: str) -> int:
-        """Close, giving queued records a bounded moment if somebody listens. Returns how many were left here."""
-        if self._socket is None or self._context is None:
-            return len(self.waiting)
-        deadline = time.monotonic() + CLOSE_S
-        listening = _somebody_listens(address)
-        while listening and self.waiting and (left := deadline - time.monotonic()) > 0:
-            self.flush(address)
-            if self.waiting:
-                self._socket.poll(int(left * 1000) + 1, _POLLOUT)
-        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-        self._socket.close(linger=left_ms if listening else 0)
-        self._context.term()  # returns when the queue is empty or the linger time is over
-        self._socket = self._context = None
-        return len(self.waiting)
-
-    def _connect(self, address: str) -> zmq.Socket[bytes]:
-        import zmq
-
-        context = zmq.Context()
-        sender = context.socket(zmq.PUSH)
         try:
-            sender.sndhwm = SNDHWM
-            sender.linger = 0
-            sender.reconnect_ivl = 100
-            sender.reconnect_ivl_max = 5000
-            sender.connect(address)
-        except zmq.ZMQError:  # no address at all, for example: it will not get better
-            self._unusable = True
-            context.destroy()
-            raise
-        self._context, self._socket = context, sender
-        return sender
+            self.last_error = f"{type(error).__name__}: {error}"
+        except Exception:  # its text may be somebody's code too
+            self.last_error = type(error).__name__
+
+
+def _rebuild(cls: type[Reporter], role: str, rank: int, run: str, address: str) -> Reporter:
+    return cls(role=role, rank=rank, run=run, address=address)
+
+
+_MAX_ARRAY = 1_000_000
+_MAX_DEPTH = 12
+_MAX_ITEMS = 100_000
+_HUGE = 2**63
+
+
+def _end(links: dict[int, Link]) -> None:
+    """Close the socket of this process when the reporter is collected or the interpreter ends."""
+    link = links.pop(os.getpid(), None)
+    if link is not None:
+        with contextlib.suppress(Exception), link.lock:
+            link.close()
 
 
 def _plain(value: Any) -> Any:
     """What msgpack asks for a type that it does not know: arrays and tensors become lists, scalars numbers."""
     if hasattr(value, "tolist"):
-        return value.tolist()
+        # Asked before it is made: a tensor of a billion numbers as a list would take the machine's memory.
+        size = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)
+        return describe(value) if size > _MAX_ARRAY else value.tolist()
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
     return str(value)
+
+
+def _clean(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """The same value as msgpack surely takes it: no cycles, no integers over 64 bits, no broken text.
+
+    Never raises. Slow; only for what was refused as it is.
+    """
+    try:
+        if value is None or isinstance(value, (bool, float)):
+            return value
+        if isinstance(value, int):
+            return (
+                int(value)
+                if -_HUGE <= value < 2 * _HUGE
+                else float(value)
+                if abs(value) < 1 << 1000
+                else str(value)[:99]
+            )
+        if isinstance(value, str):
+            return value.encode("utf-8", "replace").decode()
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return bytes(value)
+        if isinstance(value, Mapping):
+            if depth == 0:
+                return describe(value)
+            return {str(_clean(k, 0)): _clean(v, depth - 1) for k, v in itertools.islice(value.items(), _MAX_ITEMS)}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return (
+                describe(value) if depth == 0 else [_clean(v, depth - 1) for v in itertools.islice(value, _MAX_ITEMS)]
+            )
+        plain = _plain(value)
+        return plain if type(plain) is type(value) else _clean(plain, max(0, depth - 1))
+    except Exception:  # whatever an object does when it is looked at
+        return describe(value)
 
 
 def _host() -> str:
@@ -303,22 +318,3 @@ def _host() -> str:
         return socket.gethostname()
     except OSError:
         return ""
-
-
-def _somebody_listens(address: str) -> bool:
-    """Whether a daemon is behind the address: without one, lingering would only waste the caller's time."""
-    scheme, _, rest = address.partition("://")
-    try:
-        if scheme == "ipc":
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.settimeout(0.2)
-                probe.connect(rest)
-        elif scheme == "tcp":
-            host, _, port = rest.rpartition(":")
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=0.2):
-                pass
-        else:
-            return False
-    except (OSError, ValueError):
-        return False
-    return True

@@ -136,14 +136,40 @@ def up(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     name: Annotated[str | None, typer.Option(help="Name of the run, instead of the one in the file.")] = None,
     as_json: Json = False,
+    ingest_tcp: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Take records from other machines too: TCP, with CURVE keys only."),
+    ] = "",
 ) -> int:
     """Start a daemon and the trainer of CONFIG.toml.
 
-    Both go on when this returns. The run's name is printed on stdout.
+    Both go on when this returns. The run's name is printed on stdout. With --ingest-tcp (or `tcp` in [ingest]) the
+    daemon also listens there, for holders of a key and for records only; `rltop keys` makes keys and says what to
+    export.
     """
     from rltop.cli.up import up as run_up
 
-    return run_up(config, name=name, as_json=as_json)
+    return run_up(config, name=name, as_json=as_json, ingest_tcp=ingest_tcp)
+
+
+@app.command()
+def keys(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Make a key for this producer.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Default: the newest living run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where its key file goes; default: the run's directory.")
+    ] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Let the holder of this key in no more.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Keys of producers on other machines (up --ingest-tcp).
+
+    With NAME: makes a key, and prints the RLTOP_INGEST that its holder exports. Without: lists them. Key files are
+    secret.
+    """
+    from rltop.cli.keys import keys as run_keys
+
+    return run_keys(name, run=run, out=out, revoke=revoke, as_json=as_json)
 
 
 @app.command()

@@ -14,13 +14,14 @@ from rltop.cli.output import note, print_json
 from rltop.cli.signals import held, raised
 from rltop.config import UpConfig, parse_up
 from rltop.errors import RltopError
+from rltop.keys import parse_listen
 from rltop.runs import RunInfo
 
 EARLY_S = 1.0
 """A trainer that ends within this time after its start has not started: a wrong path, a missing import."""
 
 
-def up(path: Path, *, name: str | None, as_json: bool) -> int:
+def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> int:
     """Start what the file says and return as soon as the daemon answers. The run's name goes to stdout.
 
     Raises RltopError with `file:line` for a wrong file, and what the start raises.
@@ -29,6 +30,13 @@ def up(path: Path, *, name: str | None, as_json: bool) -> int:
     from rltop.train.arguments import TrainConfig
     from rltop.train.flags import flag_names
 
+    if ingest_tcp:
+        try:
+            parse_listen(ingest_tcp)
+        except ValueError as error:
+            raise RltopError(
+                "not an address to listen at", where=f"up: --ingest-tcp {ingest_tcp}", why=str(error)
+            ) from None
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -42,6 +50,7 @@ def up(path: Path, *, name: str | None, as_json: bool) -> int:
                 trainer=trainer,
                 env=config.env,
                 config={"file": str(path.absolute()), "env": sorted(config.env)},  # names only: values may be secrets
+                ingest_tcp=ingest_tcp or config.ingest_tcp,
             )
             keep(run)
         ended = early_end(run, within_s=EARLY_S)

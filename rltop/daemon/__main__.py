@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     where.add_argument("--run", help="name of the run in the usual place; default: a new name")
     parser.add_argument("--config", type=Path, help="JSON file that is kept in run.json")
     parser.add_argument("--tether", type=int, metavar="FD", help="pipe of the process that owns this run")
+    parser.add_argument("--ingest-tcp", default="", metavar="HOST:PORT", help="take records over TCP too (CURVE only)")
     parser.add_argument("trainer", nargs="*", help="argv of the trainer to start and supervise, after --")
     options = parser.parse_args(argv)
     os.umask(0o077)
@@ -34,7 +35,11 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = runs.private_dir(options.run_dir) if options.run_dir else runs.make_run_dir(options.run)
         runs.check_name(run_dir.name)
         daemon = DaemonOptions(
-            run_dir=run_dir, trainer=options.trainer, config=_config(options.config), tether=options.tether
+            run_dir=run_dir,
+            trainer=options.trainer,
+            config=_config(options.config),
+            tether=options.tether,
+            ingest_tcp=options.ingest_tcp,
         )
         return asyncio.run(serve(daemon, checks=LiveChecks()))
     except RltopError as error:

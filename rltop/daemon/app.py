@@ -28,6 +28,7 @@ from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.capture import MANIFEST, write_manifest
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
+from rltop.daemon.gate import Gate
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.publish import Publisher
@@ -56,6 +57,8 @@ class DaemonOptions:
     """argv of the trainer to start and supervise; empty: none."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Kept in `run.json` for whoever asks what this run was."""
+    ingest_tcp: str = ""
+    """HOST:PORT where producers on other machines may connect; empty: nowhere."""
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Environment of the trainer, to which the RLTOP_ variables are added."""
     tether: int | None = None
@@ -86,7 +89,7 @@ class Daemon:
         self._verdicts = Verdicts(self._core, checks)
         self._paths = runs.socket_paths(options.run_dir)
         self._trainer = TrainerSupervisor(
-            self._core, self._ingest.end, run_dir=options.run_dir, epoch=self._epoch, ingest=self._paths["ingest"]
+            self._core, self._ingest.end, run_dir=options.run_dir, epoch=self._epoch, ingest=self._ingest_addresses
         )
         self._commands = Commands(self._core, self._actions(), epoch=self._epoch)
         sessions = Sessions(
@@ -112,9 +115,20 @@ class Daemon:
             clock=time.monotonic,
             wall=time.time,
         )
+        self._gate = self._make_gate(options)
         self._core.changed = self._server.wake
         self._scraper = EngineScraper(self._core, scrape)
         self._restore(opened)
+
+    def _make_gate(self, options: DaemonOptions) -> Gate | None:
+        if not options.ingest_tcp:
+            return None
+        return Gate(options.ingest_tcp, options.run_dir / "keys", self._core, take=self._server.take)
+
+    def _ingest_addresses(self) -> str:
+        """RLTOP_INGEST for the trainer: on this machine the unix socket, elsewhere TCP."""
+        local = f"ipc://{self._paths['ingest']}"
+        return local if self._gate is None else f"{local} {self._gate.url()}".strip()
 
     # ---------------------------------------------------------------- life
 
@@ -134,8 +148,14 @@ class Daemon:
         self._hold_tether()
         try:
             self._server.bind()
+            if self._gate is None:
+                self._core.set("ingest", None)  # an earlier daemon of the run may have had one
+            else:
+                self._gate.open()
             self._write_run_json()
-            parts = (self._server.run(), self._measure_lag(), self._scraper.run())
+            parts = [self._server.run(), self._measure_lag(), self._scraper.run()]
+            if self._gate is not None:
+                parts.append(self._gate.run())
             tasks = [self._loop.create_task(part) for part in parts]
             await self._trainer.start(options.trainer, options.env)
             captured = self._loop.create_task(self._capture())
@@ -154,6 +174,8 @@ class Daemon:
             for task in done - {stopped}:
                 task.result()  # a part that ended by itself failed: say why
         finally:
+            if self._gate is not None:
+                self._gate.close()
             self._server.close()
             self._context.destroy()
             await asyncio.to_thread(self._journal.close)

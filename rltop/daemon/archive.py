@@ -171,7 +171,7 @@ class ArchiveBackend:
         self._core = core
         self._past = past
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, key: str = "") -> None:
         """There is no ingest socket."""
 
     def not_a_record(self, why: str) -> None:

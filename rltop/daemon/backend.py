@@ -56,12 +56,12 @@ class DaemonBackend:
         self._lag_ms = lag_ms
         self._troubles: dict[str, int] = {}
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, key: str = "") -> None:
         """Apply a record and show it to the checks."""
         if record.run and record.run != self._run:
             self.not_a_record(f"it is of run {record.run[:80]!r}, this is {self._run!r}")
             return
-        self._ingest.take(record)
+        self._ingest.take(record, key)
         self._verdicts.feed(record)
         if record.kind == "bye":
             self._verdicts.refresh()  # whoever waits for the end of the run finds its last verdicts beside it

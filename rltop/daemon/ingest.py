@@ -51,6 +51,8 @@ class _Source:
     rank: int
     host: str
     pid: int
+    key: str = ""
+    """Name of the key under which its last record came over TCP; "" on the unix socket."""
     seq: int = 0
     records: int = 0
     lost: int = 0
@@ -78,6 +80,7 @@ class _Source:
             "rank",
             "host",
             "pid",
+            "key",
             "seq",
             "records",
             "lost",
@@ -127,13 +130,13 @@ class Ingest:
 
     # ---------------------------------------------------------------- records
 
-    def take(self, record: Record) -> None:
-        """Apply one record."""
+    def take(self, record: Record, key: str = "") -> None:
+        """Apply one record; key: name of its producer's key, "" on the unix socket."""
         who = record.source
         if len(who.role) > MAX_WORD or (who.name not in self._sources and len(self._sources) >= MAX_SOURCES):
             self.malformed(f"source {who.role[:MAX_WORD]!r} has too long a name or is one too many")
             return
-        source = self._source(record)
+        source = self._source(record, key)
         match record.kind:
             case "metrics":
                 self._metrics(source, record.payload)
@@ -323,7 +326,7 @@ class Ingest:
 
     # ---------------------------------------------------------------- sources
 
-    def _source(self, record: Record) -> _Source:
+    def _source(self, record: Record, key: str) -> _Source:
         who, name, now = record.source, record.source.name, self._core.now()
         source = self._sources.get(name)
         fresh = source is None
@@ -337,6 +340,7 @@ class Ingest:
             first, _, count = source.hole or (seq + 1, 0, 0)
             source.hole = (first, record.seq - 1, count + missing)
         source.host, source.pid = process
+        source.key = key
         source.seq = max(seq, record.seq)
         source.dropped += max(0, record.dropped - dropped)
         source.processes[process] = (source.seq, max(dropped, record.dropped))

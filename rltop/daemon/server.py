@@ -69,8 +69,8 @@ class Counters:
 class Backend(Protocol):
     """What the server asks the rest of the daemon."""
 
-    def record(self, record: Record) -> None:
-        """A record came in."""
+    def record(self, record: Record, key: str = "") -> None:
+        """A record came in; key: name of its producer's key, "" on the unix socket."""
 
     def not_a_record(self, why: str) -> None:
         """Something else came in on the ingest socket."""
@@ -196,7 +196,7 @@ class Server:
         while True:
             frames = await socket.recv_multipart()
             try:
-                self._record(frames)
+                self.take(frames)
             except Exception as error:  # a bug of ours must not cost the run its monitor
                 self._backend.trouble("ingest", error)
             burst += 1
@@ -204,18 +204,20 @@ class Server:
                 burst = 0
                 await asyncio.sleep(0)
 
-    def _record(self, frames: Sequence[bytes]) -> None:
+    def take(self, frames: Sequence[bytes], key: str = "") -> None:
+        """Take what came in as a record. key: name of the producer's key, "" on the unix socket."""
+        sender = f"from key {key}: " if key else ""
         try:
             message = decode(frames)
         except WireError as error:
             self.counters.malformed += 1
-            self._backend.not_a_record(str(error))
+            self._backend.not_a_record(sender + str(error))
             return
         if isinstance(message.body, Record):
-            self._backend.record(message.body)
+            self._backend.record(message.body, key)
         else:
             self.counters.malformed += 1
-            self._backend.not_a_record(f"{message.header.t!r} is not for the ingest socket")
+            self._backend.not_a_record(f"{sender}{message.header.t!r} is not for the ingest socket")
 
     async def _clients(self, role: Role) -> None:
         socket = self._sockets[_SOCKET[role]]

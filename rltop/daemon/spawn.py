@@ -37,6 +37,7 @@ def start_daemon(
     env: dict[str, str] | None = None,
     config: dict[str, Any] | None = None,
     tether: Tether | None = None,
+    ingest_tcp: str = "",
 ) -> RunInfo:
     """Start a detached daemon (its own session, output in `<run>/daemon.log`) and return once its sockets answer.
 
@@ -44,6 +45,7 @@ def start_daemon(
     trainer: argv that the daemon starts and supervises; RLTOP_INGEST, RLTOP_RUN and RLTOP_RUN_DIR are set for it.
     env: variables added to the environment of daemon and trainer.
     tether: ties the run to this process, see `rltop.daemon.tether`.
+    ingest_tcp: HOST:PORT where producers on other machines may connect, with CURVE keys.
     Raises RltopError, with the end of the daemon's log, when it does not come up. However this function is left, there
     is either a run that was returned or no daemon.
     """
@@ -57,6 +59,8 @@ def start_daemon(
     argv = [sys.executable, "-m", "rltop.daemon", "--run-dir", str(run_dir), "--config", str(config_file)]
     if tether is not None:
         argv += ["--tether", str(TETHER_FD)]
+    if ingest_tcp:
+        argv += ["--ingest-tcp", ingest_tcp]
     if trainer:
         argv += ["--", *trainer]
     log = run_dir / "daemon.log"

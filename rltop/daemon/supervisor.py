@@ -23,11 +23,17 @@ class TrainerSupervisor:
     """At most one trainer per daemon.
 
     ended: told the state of the run, a sentence and the source when the trainer ends.
-    epoch: makes the marker of this start unique. ingest: path of the ingest socket.
+    epoch: makes the marker of this start unique. ingest: gives the value of RLTOP_INGEST.
     """
 
     def __init__(
-        self, core: Core, ended: Callable[[str, str, str], None], *, run_dir: Path, epoch: str, ingest: Path
+        self,
+        core: Core,
+        ended: Callable[[str, str, str], None],
+        *,
+        run_dir: Path,
+        epoch: str,
+        ingest: Callable[[], str],
     ) -> None:
         self._core = core
         self._ended = ended
@@ -50,7 +56,7 @@ class TrainerSupervisor:
         self._job = self._adopt(read_record(self._run_dir))
         if self._job is None and argv:
             name = self._run_dir.name
-            mine = {"RLTOP_INGEST": f"ipc://{self._ingest}", "RLTOP_RUN": name, "RLTOP_RUN_DIR": str(self._run_dir)}
+            mine = {"RLTOP_INGEST": self._ingest(), "RLTOP_RUN": name, "RLTOP_RUN_DIR": str(self._run_dir)}
             marker = f"{name}/{self._epoch}"
             try:
                 self._job = await asyncio.to_thread(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,8 @@ import zmq
 
 from rltop.protocol.codec import decode
 from rltop.protocol.messages import Record
-from rltop.reporter import QUEUE, SNDHWM, Reporter
+from rltop.reporter import _MAX_ARRAY, MAX_VALUES, Reporter
+from rltop.reporter_link import QUEUE, SNDHWM, choose
 from tests.daemon.util import PATIENCE_S
 
 
@@ -84,7 +90,7 @@ def test_without_an_address_nothing_happens_and_zmq_is_not_imported() -> None:
         "with Reporter() as r:\n"
         "    r.metrics({'a': 1}, step=1); r.log('info', 'x'); r.bye('done')\n"
         "assert not r.active\n"
-        "print([m for m in sys.modules if m.split('.')[0] in ('zmq', 'msgspec', 'numpy', 'torch')])"
+        "print([m for m in sys.modules if m.split('.')[0] in ('zmq', 'msgspec', 'numpy', 'torch', 'textual')])"
     )
     env = {key: value for key, value in os.environ.items() if key != "RLTOP_INGEST"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
@@ -240,3 +246,144 @@ def test_it_speaks_plain_messagepack(address: str) -> None:
     assert msgpack.unpackb(body)["kind"] == "log"
     pull.close()
     context.term()
+
+
+class Tensor:
+    """Like a tensor of any size."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def numel(self) -> int:
+        number = 1
+        for size in self.shape:
+            number *= size
+        return number
+
+    def tolist(self) -> Any:
+        assert self.numel() <= _MAX_ARRAY, "a list that no machine has room for"
+        return [0.5] * self.numel()
+
+
+def test_values_that_messagepack_does_not_take_are_replaced_and_the_record_arrives(
+    address: str, listener: Listener
+) -> None:
+    cycle: dict[Any, Any] = {"seed": 2**70, 1: "one"}
+    cycle["self"] = cycle
+    args = {
+        "cycle": cycle,
+        "text": "\ud800",
+        "evil": Evil(),
+        "raw": b"\xff",
+        "big": Tensor(10**6, 10**6),
+        "few": Tensor(3),
+    }
+    with Reporter(address=address) as reporter:
+        reporter.run(framework="x", args=args)
+    got = listener.take()[0].payload["args"]
+    assert got["cycle"]["seed"] == float(2**70)
+    assert got["cycle"]["1"] == "one"
+    assert got["cycle"]["self"]["self"]["seed"] == float(2**70)
+    assert (got["text"], got["evil"], got["raw"]) == ("?", "<Evil>", b"\xff")
+    assert (got["big"], got["few"]) == ("<Tensor (1000000, 1000000)>", [0.5, 0.5, 0.5])
+    assert reporter.dropped == 0
+
+
+def test_a_huge_dictionary_is_cut_counted_and_named_once(address: str, listener: Listener) -> None:
+    values = {f"m{i}": i for i in range(MAX_VALUES + 7)}
+    with Reporter(address=address) as reporter:
+        reporter.metrics(values, step=1)
+        reporter.metrics(values, step=2)
+    log, *metrics = listener.take(3)
+    assert "7 were left out" in log.payload["text"]
+    assert [len(record.payload["values"]) for record in metrics] == [MAX_VALUES, MAX_VALUES]
+    assert reporter.left_out == 14
+
+
+def test_a_stopped_daemon_holds_nobody_up_and_gets_what_was_kept(address: str) -> None:
+    code = (
+        "import sys, zmq\n"
+        "pull = zmq.Context().socket(zmq.PULL); pull.rcvhwm = 1; pull.bind(sys.argv[1]); print('up', flush=True)\n"
+        "while True: print(len(pull.recv_multipart()), flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, address], stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        try:
+            assert daemon.stdout.readline() == "up\n"
+            with closing(Reporter(address=address)) as reporter:
+                reporter.log("info", "first")
+                assert daemon.stdout.readline() == "3\n"
+                daemon.send_signal(signal.SIGSTOP)
+                for step in range(SNDHWM + QUEUE + 5000):
+                    reporter.metrics({"a": step}, step=step)
+                assert 4500 < reporter.dropped <= 5100
+                daemon.send_signal(signal.SIGCONT)
+                reporter.log("info", "last")
+                assert daemon.stdout.readline() == "3\n"
+        finally:
+            daemon.kill()
+
+
+def _report_from_child(reporter: Reporter) -> None:
+    reporter.log("info", "child")
+    reporter.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_child_of_multiprocessing_may_use_its_parents_reporter(method: str, address: str, listener: Listener) -> None:
+    with Reporter(address=address, role="r", rank=2) as reporter:
+        reporter.log("info", "parent")
+        context: Any = multiprocessing.get_context(method)
+        child = context.Process(target=_report_from_child, args=(reporter,))
+        child.start()
+        child.join(PATIENCE_S)
+        assert child.exitcode == 0
+        reporter.log("info", "parent")
+    records = listener.take(3)
+    assert {record.source.name for record in records} == {"r/2"}
+    assert sorted((r.payload["text"], r.seq) for r in records) == [("child", 1), ("parent", 1), ("parent", 2)]
+    assert reporter.errors == 0
+
+
+def test_a_pickled_reporter_is_a_new_one_of_the_same_source(address: str, listener: Listener) -> None:
+    with closing(Reporter(address=address, role="r", rank=1, run="x")) as reporter:
+        reporter.log("info", "a")
+        with closing(pickle.loads(pickle.dumps(reporter))) as again:
+            again.log("info", "b")
+    records = listener.take(2)
+    assert {(r.run, r.source.name, r.seq) for r in records} == {("x", "r/1", 1)}
+
+
+@pytest.mark.parametrize("how", ["", "sys.exit(3)", "raise RuntimeError"])
+def test_the_end_of_the_interpreter_delivers_what_nobody_closed(how: str, address: str, listener: Listener) -> None:
+    code = (
+        f"import sys\nfrom rltop.reporter import Reporter\nr = Reporter(address=sys.argv[1])\nr.log('info', 'x')\n{how}"
+    )
+    subprocess.run([sys.executable, "-c", code, address], capture_output=True, check=False, timeout=PATIENCE_S)
+    assert listener.take()[0].payload["text"] == "x"
+
+
+def test_a_reporter_that_is_forgotten_closes_its_socket(address: str, listener: Listener) -> None:
+    for _ in range(3):
+        Reporter(address=address).log("info", "x")
+        gc.collect()  # an unclosed socket would warn, and warnings are errors here
+    assert len(listener.take(3)) == 3
+
+
+def test_of_several_addresses_the_unix_socket_of_this_machine_is_taken(tmp_path: Path) -> None:
+    here, far = f"ipc://{tmp_path}/i.sock", "curve://…@h:1/k"
+    assert choose(f"{here} {far}") == far
+    (tmp_path / "i.sock").touch()
+    assert choose(f"{here} {far}") == here
+    assert choose(here) == here
+    assert choose("") == ""
+
+
+def test_the_status_says_how_it_stands(tmp_path: Path) -> None:
+    with Reporter(address="") as reporter:
+        assert reporter.status == ""
+    with Reporter(address="tcp://127.0.0.1:1") as reporter:
+        assert reporter.status == "nothing was reported yet"
+        reporter.log("info", "x")
+        assert reporter.status.startswith("nothing is sent: over TCP a producer needs keys")

@@ -1,0 +1,268 @@
+"""The reporter's socket: queue, sequence and connection of one process. Nothing here waits, but for `close`.
+
+An address is `ipc://PATH`, or `curve://SERVER_PUBLIC_KEY@HOST:PORT/KEY_FILE` (`rltop keys` prints it), or several of
+them with a space between: the first `ipc` whose socket is on this machine, else the last. Plain TCP is refused: nobody
+knows who listens there.
+
+ZeroMQ says nothing when a daemon turns a producer away, so over TCP the socket's monitor is read as we go: `status` is
+what it said, in words, and the first refusal is one line in the log `rltop.reporter`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import zmq
+
+    from rltop.keys import Ingest
+
+QUEUE = 500
+"""Records that wait here when the socket takes no more (over a unix socket it holds 1,000 itself)."""
+CURVE_QUEUE = 1500
+"""The same over TCP, where the socket takes nothing before the daemon let us in."""
+SNDHWM = 1000
+CLOSE_S = 1.0
+"""What `close` gives queued records, and only when a daemon is there to take them."""
+RETRY_S = 10.0
+"""After a refusal the connection is made anew so often: a key may have become known meanwhile."""
+LOOK_S = 0.25
+"""The monitor is read no more often."""
+_POLLOUT = 2
+# libzmq's numbers (zmq.h): monitor events and what a failed handshake says.
+_CONNECTED, _CLOSED, _RETRIED, _DISCONNECTED = 0x1, 0x80, 0x4, 0x200
+_NO_DETAIL, _SUCCEEDED, _PROTOCOL, _AUTH = 0x800, 0x1000, 0x2000, 0x4000
+_EVENTS = _CONNECTED | _CLOSED | _RETRIED | _DISCONNECTED | _NO_DETAIL | _SUCCEEDED | _PROTOCOL | _AUTH
+_MECHANISM_MISMATCH = 0x11000002
+_MONITOR = "inproc://rltop-reporter-monitor"
+
+
+class Link:
+    """Socket, queue and sequence of one process."""
+
+    def __init__(self, address: str, source: dict[str, Any]) -> None:
+        self.source = source
+        """Who reports: role, rank, host, pid."""
+        # Reentrant: a signal handler that reports may interrupt a report of the same thread.
+        self.lock = threading.RLock()
+        self.seq = 0
+        self.dropped = 0
+        self.status = ""
+        """How the connection stands, in words."""
+        self.waiting: deque[list[bytes]] = deque()
+        self._address = choose(address)
+        self._queue = CURVE_QUEUE if self._address.startswith("curve:") else QUEUE
+        self._unusable = False
+        self._warned = False
+        self._refused_at: float | None = None
+        self._admitted = False
+        self._looked = 0.0
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    def flush(self) -> None:
+        """Hand the socket what it takes without waiting."""
+        import zmq
+
+        if self._unusable:
+            return
+        if self._socket is None:
+            self._connect()
+        sender = self._socket
+        if self._monitor is not None and time.monotonic() - self._looked > LOOK_S:
+            self.look()
+            sender = self._socket
+        if sender is None:
+            return
+        while self.waiting:
+            frames = self.waiting.popleft()
+            try:
+                sender.send_multipart(frames, flags=zmq.NOBLOCK)
+            except zmq.Again:
+                self.waiting.appendleft(frames)
+                return
+
+    def drop_oldest(self) -> int:
+        """Keep the newest records; returns how many went."""
+        excess = max(0, len(self.waiting) - self._queue)
+        for _ in range(excess):
+            self.waiting.popleft()
+        self.dropped += excess
+        return excess
+
+    def close(self) -> int:
+        """Close, giving queued records a bounded moment if somebody takes them. Returns how many were left here."""
+        if self._socket is None or self._context is None:
+            return len(self.waiting)
+        deadline = time.monotonic() + CLOSE_S
+        listening = self._somebody_takes(deadline)
+        while listening and self.waiting and (left := deadline - time.monotonic()) > 0:
+            self.flush()
+            if self.waiting:
+                self._socket.poll(int(left * 1000) + 1, _POLLOUT)
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        self._disconnect(left_ms if listening else 0)
+        return len(self.waiting)
+
+    # ---------------------------------------------------------------- the connection
+
+    def _connect(self) -> None:
+        import zmq
+
+        context = zmq.Context()
+        sender = context.socket(zmq.PUSH)
+        try:
+            sender.sndhwm = SNDHWM
+            sender.linger = 0
+            sender.reconnect_ivl = 100
+            sender.reconnect_ivl_max = 5000
+            if self._address.startswith("curve:"):
+                self._connect_curve(context, sender)
+            elif self._address.startswith("tcp:"):
+                raise ValueError(
+                    "over TCP a producer needs keys: RLTOP_INGEST=curve://…, as `rltop keys NAME` prints it"
+                )
+            else:
+                sender.connect(self._address)
+        except Exception as error:  # no address at all, no key file: it will not get better
+            self._unusable = True
+            if self._monitor is not None:
+                self._monitor.close(linger=0)
+                self._monitor = None
+            context.destroy(linger=0)
+            self._say(f"nothing is sent: {' '.join(str(error).split())}", warn=True)
+            raise
+        self._context, self._socket = context, sender
+
+    def _connect_curve(self, context: zmq.Context[zmq.Socket[bytes]], sender: zmq.Socket[bytes]) -> None:
+        import zmq
+
+        from rltop.keys import parse_ingest, read_pair
+
+        where: Ingest = parse_ingest(self._address)
+        pair = read_pair(where.key_file)
+        sender.curve_publickey, sender.curve_secretkey = pair.public, pair.secret
+        sender.curve_serverkey = where.server
+        sender.ipv6 = True
+        # Nothing goes into the socket before the daemon let us in: what it never took is counted here.
+        sender.immediate = True
+        sender.handshake_ivl = 5_000
+        sender.heartbeat_ivl, sender.heartbeat_timeout = 5_000, 20_000
+        self._monitor = monitor = context.socket(zmq.PAIR)
+        # Without a limit, set before it connects: at one, ZeroMQ's I/O thread would wait for our next report, and
+        # `close` for that thread.
+        monitor.rcvhwm = 0
+        sender.monitor(_MONITOR, _EVENTS)
+        monitor.connect(_MONITOR)
+        self._admitted, self._refused_at = False, None
+        self.status = f"connecting to {where.endpoint}"
+        sender.connect(where.endpoint)
+
+    def _disconnect(self, linger_ms: int) -> None:
+        if self._socket is None or self._context is None:
+            return
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+        self._socket.close(linger=linger_ms)
+        self._context.term()  # returns when the queue is empty or the linger time is over
+        self._socket = self._context = self._monitor = None
+
+    def _somebody_takes(self, deadline: float) -> bool:
+        """Whether a daemon is there: without one, lingering would only waste the caller's time."""
+        if self._monitor is None:
+            return somebody_listens(self._address)
+        while not self._admitted and self._refused_at is None and (left := deadline - time.monotonic()) > 0:
+            self._monitor.poll(int(left * 1000) + 1)
+            self.look()
+            if self.status.startswith("nobody"):
+                return False
+        return self._admitted
+
+    # ---------------------------------------------------------------- what the monitor says
+
+    def look(self) -> None:
+        """Read the monitor, without waiting; make the connection anew some time after a refusal."""
+        import zmq
+
+        self._looked = now = time.monotonic()
+        while self._monitor is not None:
+            try:
+                event, _ = self._monitor.recv_multipart(flags=zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._told(int.from_bytes(event[:2], "little"), int.from_bytes(event[2:6], "little"), now)
+        if self._refused_at is not None and now - self._refused_at > RETRY_S:
+            # After a failed handshake ZeroMQ gives up for good.
+            self._disconnect(0)
+            self._connect()
+
+    def _told(self, event: int, value: int, now: float) -> None:
+        if event == _SUCCEEDED:
+            self._admitted, self._refused_at, self.status = True, None, "connected"
+        elif event in (_AUTH, _PROTOCOL, _NO_DETAIL):
+            if not self._admitted:
+                self._refused_at = now
+                self._say(f"refused: {_why(event, value)}", warn=True)
+        elif event == _DISCONNECTED and self._admitted:
+            self._admitted, self.status = False, "the connection is gone; trying again"
+        elif event in (_CLOSED, _RETRIED) and self._refused_at is None and not self._admitted:
+            self.status = "nobody listens there (yet); trying again"
+
+    def _say(self, text: str, *, warn: bool) -> None:
+        self.status = text
+        if warn and not self._warned:
+            self._warned = True
+            logging.getLogger("rltop.reporter").warning("rltop: %s (said once; training goes on without)", text)
+
+
+def _why(event: int, value: int) -> str:
+    if event == _AUTH:
+        return "the daemon does not know this key (it was revoked, or is of another run): `rltop keys NAME` makes one"
+    if event == _PROTOCOL and value == _MECHANISM_MISMATCH:
+        return "what listens there uses no CURVE keys: it is no ingest of rltop"
+    if event == _PROTOCOL:
+        return f"what listens there broke the rules of the handshake (ZeroMQ code {value:#x})"
+    return (
+        "the daemon hung up during the handshake: RLTOP_INGEST has another server's public key "
+        "(of another run, or out of date)"
+    )
+
+
+def choose(addresses: str) -> str:
+    """The address to take of several with spaces between: the first unix socket that is here, else the last."""
+    words = addresses.split()
+    for word in words[:-1]:
+        if word.startswith("ipc://") and os.path.exists(word.removeprefix("ipc://")):
+            return word
+    return words[-1] if words else ""
+
+
+def somebody_listens(address: str) -> bool:
+    """Whether a daemon is behind a unix socket."""
+    scheme, _, path = address.partition("://")
+    if scheme != "ipc":
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(0.2)
+            probe.connect(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def describe(value: Any) -> str:
+    """A value's type and size in a few words; never raises."""
+    try:
+        shape = getattr(value, "shape", None)
+        return f"<{type(value).__name__}{'' if shape is None else ' ' + str(tuple(shape))}>"
+    except Exception:  # any object may come in here
+        return f"<{type(value).__name__}>"
