@@ -17,6 +17,14 @@
     [ingest]
     tcp = "10.0.0.1:7411"    # take records from other machines too, with CURVE keys (docs/security.md)
 
+    [checks]
+    on_fail = ["./tell.sh"]  # run when a check fails; the verdict is on its stdin, as JSON
+    webhook = "https://…"    # POSTed the same
+    notify = "warn"          # from which status on; default "fail"
+
+    [checks.thresholds]
+    gap_warn = 0.05
+
 Every error names the line.
 """
 
@@ -26,13 +34,14 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rltop.checks.thresholds import override
 from rltop.errors import RltopError
 from rltop.keys import parse_listen
 
-TABLES = ("run", "trainer", "env", "ingest")
+TABLES = ("run", "trainer", "env", "ingest", "checks")
 PASSED_ON = "sglang_"
 """Keys that start so are not checked here: they are SGLang's own flags."""
 
@@ -51,6 +60,8 @@ class UpConfig:
     """Flag (`--num-rollout`), or `command`, -> line of the file that set it, from 1."""
     ingest_tcp: str = ""
     """HOST:PORT where records from other machines are taken; empty: nowhere."""
+    checks: dict[str, Any] = field(default_factory=dict)
+    """`on_fail`, `webhook`, `notify`, `thresholds`, as far as given."""
 
 
 def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig:
@@ -67,14 +78,15 @@ def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig
     place = _Place(where, text)
     for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
-            raise place.unknown("", name, TABLES, "there are the tables [run], [trainer], [env] and [ingest]")
-    run, trainer, env = (tables.get(name, {}) for name in TABLES[:3])
+            known = ", ".join(f"[{table}]" for table in TABLES)
+            raise place.unknown("", name, TABLES, f"there are the tables {known}")
+    run, trainer, env, ingest, checks = (tables.get(name, {}) for name in TABLES)
     place.only("run", run, ("name",))
     name = run.get("name")
     if name is not None and not isinstance(name, str):
         raise place.wrong("run", "name", "a string")
     command, flags, lines = _trainer(trainer, place, trainer_flags)
-    return UpConfig(name, command, flags, _env(env, place), lines, _ingest(tables.get("ingest", {}), place))
+    return UpConfig(name, command, flags, _env(env, place), lines, _ingest(ingest, place), _checks(checks, place))
 
 
 def _trainer(
@@ -138,6 +150,22 @@ def _ingest(table: Mapping[str, Any], place: _Place) -> str:
                 "not an address to listen at", where=f"{place.where}:{place.line('ingest', 'tcp')}", why=str(error)
             ) from None
     return listen
+
+
+def _checks(table: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+    place.only("checks", table, ("on_fail", "webhook", "notify", "thresholds"))
+    if "on_fail" in table and not (_is_strings(table["on_fail"]) and table["on_fail"]):
+        raise place.wrong("checks", "on_fail", "a list of strings, the program first")
+    webhook = table.get("webhook", "https://")
+    if not isinstance(webhook, str) or not webhook.startswith(("http://", "https://")):
+        raise place.wrong("checks", "webhook", "a URL that begins with http:// or https://")
+    if table.get("notify", "fail") not in ("fail", "warn"):
+        raise place.wrong("checks", "notify", '"fail" or "warn"')
+    if not isinstance(thresholds := table.get("thresholds", {}), dict):
+        raise place.wrong("checks", "thresholds", "a table")
+    for name, value in thresholds.items():
+        override({name: value}, where=f"{place.where}:{place.line('checks.thresholds', name)}")
+    return dict(table)
 
 
 def _is_strings(value: Any) -> bool:

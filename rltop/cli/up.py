@@ -49,8 +49,12 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                 name or config.name,
                 trainer=trainer,
                 env=config.env,
-                config={"file": str(path.absolute()), "env": sorted(config.env)},  # names only: values may be secrets
                 ingest_tcp=ingest_tcp or config.ingest_tcp,
+                config={
+                    "file": str(path.absolute()),
+                    "env": sorted(config.env),  # names only: values may be secrets
+                    "checks": config.checks,
+                },
             )
             keep(run)
         ended = early_end(run, within_s=EARLY_S)

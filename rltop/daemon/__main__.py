@@ -10,10 +10,12 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rltop import runs
+from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.daemon.app import DaemonOptions, serve
 from rltop.daemon.live_checks import LiveChecks
 from rltop.errors import RltopError
@@ -41,12 +43,18 @@ def main(argv: list[str] | None = None) -> int:
             tether=options.tether,
             ingest_tcp=options.ingest_tcp,
         )
-        return asyncio.run(serve(daemon, checks=LiveChecks()))
+        return asyncio.run(serve(daemon, checks=LiveChecks(_thresholds(daemon.config))))
     except RltopError as error:
         print(f"rltop daemon: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _thresholds(config: Mapping[str, Any]) -> Thresholds:
+    checks = config.get("checks")
+    values = checks.get("thresholds") if isinstance(checks, dict) else None
+    return override(values) if isinstance(values, dict) else DEFAULTS
 
 
 def _config(path: Path | None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from rltop.daemon.capture import MANIFEST, write_manifest
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.gate import Gate
+from rltop.daemon.hooks import HookOptions, Hooks
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.publish import Publisher
@@ -86,7 +87,12 @@ class Daemon:
         self._core = Core(opened.journal, now=time.time)
         self._publisher = Publisher(self._core)
         self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists)
-        self._verdicts = Verdicts(self._core, checks)
+        self._hooks = Hooks(
+            _hook_options(options.config),
+            run=self._name,
+            told=lambda level, text: self._core.event("log", level, text, "hooks"),
+        )
+        self._verdicts = Verdicts(self._core, checks, changed=self._hooks.fire)
         self._paths = runs.socket_paths(options.run_dir)
         self._trainer = TrainerSupervisor(
             self._core, self._ingest.end, run_dir=options.run_dir, epoch=self._epoch, ingest=self._ingest_addresses
@@ -164,6 +170,7 @@ class Daemon:
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
                 await self._trainer.stop(lambda text: None)
             await self._commands.finish()
+            await self._hooks.finish()
             with contextlib.suppress(TimeoutError):  # the last events are shown too, if the disk takes them soon
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self._journal.committed()
@@ -240,7 +247,7 @@ class Daemon:
                 "epoch": self._epoch,
                 "sockets": {name: f"ipc://{path}" for name, path in self._paths.items()},
                 "command": mask_command(list(self._options.trainer) or psutil.Process().cmdline(), load_key()),
-                "config": dict(self._options.config),
+                "config": _without_secrets(self._options.config),
             },
         )
         try:
@@ -279,6 +286,10 @@ class Daemon:
             shutdown=self._shutdown,
             trainer_running=self._trainer.running,
             committed=self._journal.committed,
+            mute=lambda check_id, reason, who, since: self._verdicts.mute(
+                check_id, reason=reason, who=who, since=since
+            ),
+            unmute=self._verdicts.unmute,
         )
 
     # ---------------------------------------------------------------- small things
@@ -335,3 +346,21 @@ async def serve(options: DaemonOptions, *, checks: Checks | None) -> int:
             await scrape.close()
     finally:
         os.close(lock)
+
+
+def _hook_options(config: Mapping[str, Any]) -> HookOptions:
+    checks = config.get("checks")
+    checks = checks if isinstance(checks, dict) else {}
+    return HookOptions(
+        on_fail=tuple(map(str, checks.get("on_fail") or ())),
+        webhook=str(checks.get("webhook") or ""),
+        notify="warn" if checks.get("notify") == "warn" else "fail",
+    )
+
+
+def _without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What others may read of the configuration: a webhook's URL is often a key."""
+    checks = config.get("checks")
+    if not isinstance(checks, dict) or not checks.get("webhook"):
+        return dict(config)
+    return {**config, "checks": {**checks, "webhook": "***"}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,9 @@ class Actions:
     trainer_running: Callable[[], bool]
     committed: Callable[[], Awaitable[bool]]
     """Wait until the journal holds everything; False when it cannot."""
+    mute: Callable[[str, str, str, float], None]
+    """Check id, reason, who, since when."""
+    unmute: Callable[[str], bool]
 
 
 class Commands:
@@ -67,6 +70,8 @@ class Commands:
             answer: asyncio.Future[Accepted | Rejected] = loop.create_future()
             answer.set_result(Accepted(row["op"], row["plan"] or []))
             self._remember(row["cmd_id"], answer)
+            if row["state"] == "done" and row["name"] in ("mute", "unmute"):
+                self._set_mute(row)
             if row["state"] not in _ENDED:
                 self._rows[row["op"]] = row
                 self._advance(row["op"], "failed", text="the daemon ended before it was done", ended=self._core.now())
@@ -145,6 +150,8 @@ class Commands:
         match command.name:
             case "note":
                 return self._plan_note(command)
+            case "mute" | "unmute":
+                return self._plan_mute(command)
             case "stop-run":
                 if not self._actions.trainer_running():
                     why = "this daemon started no trainer, or it has already ended"
@@ -160,7 +167,7 @@ class Commands:
                     return Rejected("bad-args", f"operation {command.target!r} is not running (running: {running})")
                 return Plan([f"cancel operation {command.target}"], lambda stage: self._cancel(command.target, task))
             case name:
-                return Rejected("unknown-command", f"{name[:80]!r}", "note, stop-run, shutdown, cancel")
+                return Rejected("unknown-command", f"{name[:80]!r}", "note, mute, unmute, stop-run, shutdown, cancel")
 
     def _plan_note(self, command: Command) -> Plan | Rejected:
         text = command.args.get("text")
@@ -171,6 +178,27 @@ class Commands:
             return text.strip()[:MAX_NOTE]
 
         return Plan(["put a line into the event log"], say)
+
+    def _plan_mute(self, command: Command) -> Plan | Rejected:
+        known = self._core.table.get(f"check/{command.target}")
+        if known is None:
+            return Rejected("bad-args", f"there is no check {command.target[:80]!r}", "the target is a check's id")
+        if command.name == "mute" and not command.reason.strip():
+            return Rejected("bad-args", "a mute needs a reason", "whoever comes next will want to know it")
+        row = {"name": command.name, "target": command.target, "reason": command.reason[:MAX_NOTE]}
+
+        async def do(_stage: Stage) -> str:
+            op = next(op for op, task in self._tasks.items() if task is asyncio.current_task())
+            self._set_mute({**self._rows[op], **row})
+            return f"{command.target} is {'muted' if command.name == 'mute' else 'heard again'}"
+
+        return Plan([f"{command.name} {command.target}"], do)
+
+    def _set_mute(self, row: Mapping[str, Any]) -> None:
+        if row["name"] == "mute":
+            self._actions.mute(row["target"], row["reason"], row["who"], row["t"])
+        else:
+            self._actions.unmute(row["target"])
 
     async def _cancel(self, op: str, task: asyncio.Task[None]) -> str:
         task.cancel()

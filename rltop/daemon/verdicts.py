@@ -60,8 +60,18 @@ class Threads:
 class Verdicts:
     """Feeds the checks and publishes what they say. `checks` None: this build has none; nothing is published."""
 
-    def __init__(self, core: Core, checks: Checks | None, aside: Aside | None = None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        checks: Checks | None,
+        aside: Aside | None = None,
+        *,
+        changed: Callable[[Mapping[str, Any], str | None], None] | None = None,
+    ) -> None:
+        """`changed` is told every verdict whose status changed, and what it was before."""
         self._core = core
+        self._changed = changed
+        self._mutes: dict[str, dict[str, Any]] = {}
         self._checks = checks
         self._aside: Aside = aside or Threads()
         self._busy = self._again = False
@@ -115,6 +125,26 @@ class Verdicts:
             self._busy = True
             self._aside(work, self._done)
 
+    def mute(self, check_id: str, *, reason: str, who: str, since: float) -> None:
+        """Say that a check's verdict is known and accepted: it stays visible, and no longer calls for anybody."""
+        self._mutes[check_id] = {"reason": reason, "who": who, "since": since}
+        self._mark(check_id)
+
+    def unmute(self, check_id: str) -> bool:
+        """Take that back; False where it was not muted."""
+        known = self._mutes.pop(check_id, None) is not None
+        self._mark(check_id)
+        return known
+
+    def _mark(self, check_id: str) -> None:
+        if (value := self._core.table.get(f"check/{check_id}")) is not None:
+            kept = {key: item for key, item in value.items() if key != "muted"}
+            self._core.set(f"check/{check_id}", self._with_mute(kept))
+
+    def _with_mute(self, value: dict[str, Any]) -> dict[str, Any]:
+        mute = self._mutes.get(value["id"])
+        return value if mute is None else {**value, "muted": mute}
+
     def _done(self, result: Report | Exception) -> None:
         self._busy = False
         if isinstance(result, Exception):
@@ -138,7 +168,7 @@ class Verdicts:
             if old is None:
                 self._publish(worst, len(found))
             else:
-                self._core.set(f"check/{check_id}", old)
+                self._core.set(f"check/{check_id}", self._with_mute(old))
         self._publish_summary(report, by_id)
 
     def _publish_summary(self, report: Report, by_id: Mapping[str, Sequence[Verdict]]) -> None:
@@ -158,16 +188,19 @@ class Verdicts:
         now = self._core.now()
         was = None if before is None else before["status"]
         since = now if before is None or was != worst.status else before["since"]
-        value = {**trim(msgspec.to_builtins(worst, enc_hook=str)), "subjects": subjects, "since": since}
+        value = self._with_mute(
+            {**trim(msgspec.to_builtins(worst, enc_hook=str)), "subjects": subjects, "since": since}
+        )
         self._core.set(key, value)
         if was == worst.status or (was is None and worst.status == "skip"):
             return  # at the start everything is "not measured yet": no news
         self._core.sink.verdict(now, value, was)
         words = f"{check_id}: {worst.status}" if was is None else f"{check_id}: {was} -> {worst.status}"
         text = f"{words}. {worst.cause}" if worst.cause else words
+        muted = check_id in self._mutes
         self._core.event(
             "verdict",
-            _LEVEL[worst.status],
+            "info" if muted else _LEVEL[worst.status],
             text,
             "checks",
             id=check_id,
@@ -175,6 +208,8 @@ class Verdicts:
             rollout=worst.rollout,
             step=worst.step,
         )
+        if self._changed is not None:
+            self._changed(value, was)
 
     def _failed(self, what: str, error: Exception) -> None:
         text = f"{what}: {type(error).__name__}: {error}"

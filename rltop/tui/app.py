@@ -249,6 +249,8 @@ class RltopApp(App[int], inherit_bindings=False):
                 self.action_suspend_process()
             case "note":
                 self.live.ask("note to everybody: ", self._note)
+            case "mute":
+                self._mute()
             case "stop-run":
                 self._confirm_stop()
 
@@ -325,6 +327,21 @@ class RltopApp(App[int], inherit_bindings=False):
         if text and text.strip():
             self.spawn(self._command("note", args={"text": text.strip()}))
 
+    def _mute(self) -> None:
+        view = self.live.chosen_check(self.model.frame())
+        if view is None:
+            self.say("select a check first")
+        elif view.muted:
+            self.spawn(self._command("unmute", target=view.id))
+        else:
+            self.live.ask(f"mute {view.id} because: ", lambda reason: self._mute_because(view.id, reason))
+
+    def _mute_because(self, check_id: str, reason: str | None) -> None:
+        if reason and reason.strip():
+            self.spawn(self._command("mute", target=check_id, reason=reason.strip()))
+        elif reason is not None:
+            self.say("nothing was muted: a mute needs a reason")
+
     def _confirm_stop(self) -> None:
         from rltop.tui.screens.dialogs import ConfirmDialog
 
@@ -338,8 +355,10 @@ class RltopApp(App[int], inherit_bindings=False):
             dialog, lambda yes: self.spawn(self._command("stop-run")) if yes else self.say("nothing was stopped")
         )
 
-    async def _command(self, name: str, args: dict[str, Any] | None = None) -> None:
-        answer = await self._client.command(name, args=args, reason="dashboard")
+    async def _command(
+        self, name: str, *, target: str = "", args: dict[str, Any] | None = None, reason: str = "dashboard"
+    ) -> None:
+        answer = await self._client.command(name, target, args=args, reason=reason)
         if isinstance(answer, Rejected):
             self.say(f"{name} refused: {answer.why} {answer.do}".rstrip())
         else:

@@ -261,6 +261,16 @@ KEYS: tuple[Key, ...] = (
         dangerous=True,
     ),
     Key(
+        action="mute",
+        keys=("m",),
+        short="mute",
+        help="Mute the selected check with a reason, or hear it again",
+        group="Control",
+        panes=("checks",),
+        footer=16,
+        dangerous=True,
+    ),
+    Key(
         action="stop-run",
         keys=("ctrl+x",),
         short="stop run",
@@ -291,7 +301,7 @@ def works(key: Key, context: Context) -> bool:
             return context.tabs or context.pane == "charts"
         case "left" | "right":
             return context.pane == "charts"
-        case "open" | "copy":
+        case "open" | "copy" | "mute":
             return context.selected
         case _:
             return True

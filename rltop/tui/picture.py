@@ -188,6 +188,8 @@ class CheckView(Struct, frozen=True):
     root: bool = False
     depth: int = 0
     """1: folded under its root cause."""
+    muted: str = ""
+    """Who muted it and why; it stays in the list, behind what calls for somebody."""
 
 
 _RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
@@ -213,7 +215,7 @@ def check_views(state: State) -> list[CheckView]:
     def order(view: CheckView) -> tuple[int, int, int, str]:
         root = roots.index(view.id) if view.id in roots else len(roots)
         return (
-            _RANK[view.status],
+            _RANK["info"] if view.muted and view.status in ("fail", "warn") else _RANK[view.status],
             root,
             FIRST_STEP.index(view.id) if view.id in FIRST_STEP else len(FIRST_STEP),
             view.id,
@@ -258,14 +260,21 @@ def _check(key: str, value: Mapping[str, Any], roots: list[str]) -> CheckView:
         refs=tuple(map(str, _list(value.get("refs")))),
         since=_number(value.get("since")),
         root=name in roots,
+        muted=_mute(_map(value.get("muted"))),
     )
 
 
+def _mute(mute: Mapping[str, Any]) -> str:
+    who, reason = _text(mute.get("who")), _text(mute.get("reason"))
+    return f"{reason or 'muted'} ({who})" if who else reason
+
+
 def check_counts(views: Iterable[CheckView]) -> dict[str, int]:
-    """How many verdicts have each status, worst first, zeros left out."""
+    """How many verdicts have each status, worst first, zeros and muted ones left out."""
     counts = dict.fromkeys(_RANK, 0)
     for view in views:
-        counts[view.status] += 1
+        if not view.muted:
+            counts[view.status] += 1
     return {status: count for status, count in counts.items() if count}
 
 

@@ -31,7 +31,7 @@ async def _yes() -> bool:
 
 
 def backend(core: FakeCore, journal: Path) -> DaemonBackend:
-    actions = Actions(_nothing, _nothing, lambda: False, _yes)
+    actions = Actions(_nothing, _nothing, lambda: False, _yes, lambda *_: None, lambda _: False)
     return DaemonBackend(
         core,
         run="r",

@@ -21,11 +21,14 @@ class Desk:
         self.release = asyncio.Event()
         self.running = True
         self.order: list[str] = []
+        self.mutes: dict[str, tuple[str, str]] = {}
         actions = Actions(
             stop_trainer=self._stop,
             shutdown=self._shutdown,
             trainer_running=lambda: self.running,
             committed=self._committed,
+            mute=lambda check_id, reason, who, since: self.mutes.__setitem__(check_id, (reason, who)),
+            unmute=lambda check_id: self.mutes.pop(check_id, None) is not None,
         )
         self.commands = Commands(self.core, actions, epoch="e1")
 
@@ -178,3 +181,20 @@ async def test_finished_operations_leave_the_table_after_a_while(desk: Desk) -> 
         await desk.ended(str(number + 1))
     assert len(desk.core.table.keys("op/")) == KEEP_OPERATIONS
     assert "op/5" not in desk.core.table
+
+
+async def test_a_mute_needs_a_check_and_a_reason_and_outlives_the_daemon(desk: Desk) -> None:
+    desk.core.set("check/train.nan", {"id": "train.nan", "status": "fail"})
+    assert isinstance(await desk.take("mute", "1", target="train.nan"), Rejected)
+    assert isinstance(await desk.take("mute", "2", target="no.such", reason="x"), Rejected)
+    answer = await desk.take("mute", "3", target="train.nan", reason="known, ticket 4")
+    assert isinstance(answer, Accepted)
+    await desk.ended(answer.op)
+    assert desk.mutes == {"train.nan": ("known, ticket 4", "ana")}
+    later = Desk()
+    later.commands.restore([row for (row,) in desk.core.written.told("operation")])
+    assert later.mutes == desk.mutes
+    answer = await desk.take("unmute", "4", target="train.nan")
+    assert isinstance(answer, Accepted)
+    await desk.ended(answer.op)
+    assert desk.mutes == {}

@@ -179,3 +179,23 @@ def test_old_faults_stand_after_a_restart_until_the_run_starts_anew() -> None:
     new.verdicts.feed(new.trainer.record("run", {"framework": "x"}))
     new.say(("bad", "pass"), ("good", "pass"), ("worse", "pass"))
     assert (new.key("bad")["status"], "restored" in new.key("bad")) == ("pass", False)
+
+
+def test_a_muted_check_stays_visible_and_calls_for_nobody() -> None:
+    changes: list[tuple[Any, str | None]] = []
+    core, checks = FakeCore(), FakeChecks()
+    verdicts = Verdicts(core, checks, at_once, changed=lambda value, was: changes.append((dict(value), was)))
+    checks.next = report(("train.nan", "fail"))
+    verdicts.feed(Trainer().record("metrics", {}))
+    verdicts.refresh()
+    assert changes[0][0]["status"] == "fail"
+    verdicts.mute("train.nan", reason="known", who="ana", since=5.0)
+    shown = core.table.get("check/train.nan")
+    assert (shown["status"], shown["muted"]) == ("fail", {"reason": "known", "who": "ana", "since": 5.0})
+    checks.next = report(("train.nan", "warn"))
+    verdicts.feed(Trainer().record("metrics", {}))
+    verdicts.refresh()
+    assert changes[-1][0]["muted"]["reason"] == "known"
+    assert verdicts.unmute("train.nan")
+    assert "muted" not in core.table.get("check/train.nan")
+    assert not verdicts.unmute("train.nan")

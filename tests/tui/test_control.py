@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rltop.protocol.messages import Rejected
+from rltop.tui.picture import check_counts, check_views
 from tests.tui.dash import dash
 
 
@@ -79,3 +80,21 @@ async def test_without_a_connection_or_a_trainer_there_is_nothing_to_stop() -> N
         await board.tick()
         assert "n note" in board.footer
         assert "stop run" not in board.footer
+
+
+async def test_a_mute_asks_for_its_reason_and_is_shown_behind_what_calls() -> None:
+    async with dash("failing", control=True) as board:
+        first = next(view for view in check_views(board.client.mirror.state) if view.status == "fail")
+        assert "m mute" in board.footer
+        await board.press("m", "enter")
+        assert board.client.sent == []
+        assert "needs a reason" in board.footer
+        await board.press("m", *"known", "enter")
+        await board.until(lambda: bool(board.client.sent))
+        assert board.client.sent == [("mute", first.id, {})]
+        value = board.client.mirror.state[f"check/{first.id}"]
+        board.client.mirror.state[f"check/{first.id}"] = {**value, "muted": {"who": "ana", "reason": "known"}}
+        views = check_views(board.client.mirror.state)
+        assert next(view for view in views if view.id == first.id).muted == "known (ana)"
+        assert views[0].id != first.id
+        assert sum(check_counts(views).values()) < len(views)

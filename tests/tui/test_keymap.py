@@ -30,7 +30,7 @@ def test_the_common_key_language_is_bound(name: str) -> None:
 
 def test_dangerous_actions_do_not_exist_without_control_or_connection() -> None:
     dangerous = [key for key in KEYS if key.dangerous]
-    assert {key.action for key in dangerous} == {"note", "stop-run"}
+    assert {key.action for key in dangerous} == {"mute", "note", "stop-run"}
     for key in dangerous:
         assert not works(key, Context(control=False, live=True))
         assert not works(key, Context(control=True, live=False))

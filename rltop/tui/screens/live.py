@@ -14,7 +14,7 @@ from textual.screen import Screen
 
 from rltop.tui.keymap import KEYS, PANES, Context, find, hints, works
 from rltop.tui.layout import LEAST, Box, Place, arrange, fits
-from rltop.tui.picture import run_view, under
+from rltop.tui.picture import CheckView, run_view, under
 from rltop.tui.theme import Palette
 from rltop.tui.view import Frame, View
 from rltop.tui.widgets.bars import footer_row, title_rows, too_small
@@ -57,8 +57,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         self._perform = perform
         self.charts = ChartsView()
         self.events_view = EventsView()
+        self._checks = ChecksView()
         self.views: dict[str, View] = {
-            "checks": ChecksView(),
+            "checks": self._checks,
             "charts": self.charts,
             "engines": EnginesView(),
             "events": self.events_view,
@@ -294,6 +295,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
         # Esc clears: what was filtered before is gone too.
         self.ask(f"filter {view.title.lower()}: ", lambda text: live(text or ""), text=view.filter, live=live)
+
+    def chosen_check(self, frame: Frame) -> CheckView | None:
+        """The selected check of the list, if one is selected."""
+        return self._checks.chosen(frame)
 
     def ask(
         self,

@@ -87,7 +87,10 @@ class ChecksView(Struct):
 
     def summary(self, frame: Frame) -> Row:
         position = self.picker.position(len(self._views(frame)))
-        row = counts_row(check_views(frame.state), frame.glyphs, words=True)
+        views = check_views(frame.state)
+        row = counts_row(views, frame.glyphs, words=True)
+        if muted := sum(bool(view.muted) for view in views):
+            row = (*row, (f"  {muted} muted", "dim"))
         return (*row, (f"  {position}", "dim")) if position else row
 
     def body(self, frame: Frame, width: int, height: int, focused: bool) -> list[Row]:
@@ -150,6 +153,12 @@ class ChecksView(Struct):
         lines += [f"consequence of: {', '.join(map(frame.safe, view.consequence_of))}"] if view.consequence_of else []
         return "\n".join(lines)
 
+    def chosen(self, frame: Frame) -> CheckView | None:
+        """The check that is selected; None where the line stands for several."""
+        views = self._views(frame)
+        view = views[self.picker.index([_key(item) for item in views])] if views else None
+        return view if view is not None and view.id != OTHERS else None
+
     def _views(self, frame: Frame) -> list[CheckView]:
         """What is listed: what was tested, and the first-step checks; all others are one line that can be opened."""
         views = check_views(frame.state)
@@ -176,11 +185,11 @@ def _nothing(needle: str) -> list[Row]:
 def _head(view: CheckView, frame: Frame, width: int) -> Row:
     """One line: glyph, word, id, value against threshold, start of the cause."""
     glyphs = frame.glyphs
-    style = status_style(view.status)
+    style = "dim" if view.muted else status_style(view.status)
     name = frame.safe(view.id) + (f" {frame.safe(view.subject)}" if view.subject else "")
     if view.depth:
         name = f"{glyphs.elbow} {name}"
-    loud = view.status in ("fail", "warn")
+    loud = view.status in ("fail", "warn") and not view.muted
     word = view.status.upper() if view.status == "fail" else view.status
     row: list[Span] = [
         (f" {glyphs.status(view.status)} {word:<4} ", style),
@@ -249,6 +258,7 @@ def _story(view: CheckView, frame: Frame, width: int) -> list[Row]:
                 out.append(((f"{label:>{_LABEL_CELLS}}  ", "faint"), (piece, style)))
                 label = ""
 
+    block("muted", [frame.safe(view.muted)] if view.muted else (), "warn")
     block("cause", clean_lines(view.cause, ascii_only=ascii_only) if view.cause else (), "text")
     if isinstance(view.value, Mapping):
         block("value", [frame.safe(plain({key: item for key, item in view.value.items() if item is not None}))], "text")
