@@ -128,3 +128,12 @@ async def test_ctrl_c_leaves_with_130_from_a_dialog_too() -> None:
             await board.pilot.press("ctrl+c")
             await left(board)
             assert board.app.return_code == 130, key
+
+
+async def test_a_journal_that_can_not_be_written_is_in_the_header_until_it_works_again() -> None:
+    async with dash("healthy") as board:
+        told = {**board.client.mirror.state.get("daemon", {}), "journal": "cannot write: no space left"}
+        board.client.mirror.state["daemon"] = told
+        assert "history is in memory only: cannot write: no space left" in await board.tick()
+        board.client.mirror.state["daemon"] = {**told, "journal": "ok"}
+        assert "memory only" not in await board.tick()
