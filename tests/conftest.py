@@ -4,9 +4,12 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
+from tests.examples import WANTED
 from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary
 
-settings.register_profile("rltop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "rltop", max_examples=max(100, WANTED), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("rltop")
 
 # `nohup make test &` ignores Ctrl-C, and every program that a test starts would inherit that and rightly obey it.

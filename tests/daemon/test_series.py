@@ -7,10 +7,11 @@ from array import array
 from itertools import pairwise
 from math import inf, isfinite, isnan, nan
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rltop.daemon.series import BLOCK, MAX_SERIES, MIN_POINTS, Buckets, SeriesStore
+from tests.examples import examples
 
 numbers = st.floats(width=32) | st.sampled_from([nan, inf, -inf, 0.0])
 points = st.lists(st.tuples(st.integers(0, 300), numbers), max_size=300)
@@ -57,7 +58,7 @@ bounds = st.none() | st.integers(-5, 310)
 
 
 @given(points, bounds, bounds, st.integers(1, 80), st.integers(0, 300))
-@settings(max_examples=150)
+@examples(150)
 def test_buckets_are_those_of_the_definition(
     given_points: list[tuple[int, float]], lo: int | None, hi: int | None, buckets: int, early: int
 ) -> None:
@@ -75,7 +76,7 @@ def test_buckets_are_those_of_the_definition(
 
 
 @given(points, points, st.integers(1, 40))
-@settings(max_examples=80)
+@examples(80)
 def test_after_a_restart_the_first_point_cuts_what_is_gone_over_again(
     before: list[tuple[int, float]], after: list[tuple[int, float]], buckets: int
 ) -> None:
@@ -97,7 +98,7 @@ def test_after_a_restart_the_first_point_cuts_what_is_gone_over_again(
 
 
 @given(st.lists(points, max_size=4), st.booleans())
-@settings(max_examples=60)
+@examples(60)
 def test_loading_chunks_is_the_same_as_appending(chunks: list[list[tuple[int, float]]], summarise: bool) -> None:
     appended, loaded = SeriesStore(), SeriesStore()
     for chunk in chunks:
@@ -139,8 +140,9 @@ def check_a_long_series(
         singles = min(size, 64)
         head = rows(store.query("k", 0, (singles - 1) * stride, 10_000))
         assert same(head, naive(dict(list(truth.items())[:singles]), None, None, 10_000)), "the first points stay"
-    replaced = [step for step, _ in late if step in truth]
+    replaced = False
     for step, value in late:
+        replaced = replaced or step in truth
         truth[step] = value
         store.append("k", step, value)
     if cut is not None:
@@ -167,7 +169,7 @@ def check_a_long_series(
 
 
 @given(long_series, st.integers(1, 80), st.none() | st.integers(0, 18_000))
-@settings(max_examples=60)
+@examples(60)
 def test_a_long_series_is_bounded_and_keeps_what_matters(
     what: tuple[int, int, list[tuple[int, float]], list[tuple[int, float]]], buckets: int, cut: int | None
 ) -> None:

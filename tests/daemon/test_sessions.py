@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -13,6 +13,7 @@ from rltop.daemon.events import EventRing
 from rltop.daemon.sessions import DELTA_EVENTS, IN_FLIGHT, LEASE_S, Sessions
 from rltop.daemon.state import MAX_TOMBSTONES, StateTable
 from rltop.protocol.messages import Delta, Err, Hello, Snap, Welcome
+from tests.examples import examples
 
 HELLO = Hello((1, 1), "test", fps=30.0)
 
@@ -372,4 +373,4 @@ class Conversation(RuleBasedStateMachine):
 
 
 TestConversation = Conversation.TestCase
-TestConversation.settings = settings(max_examples=60, stateful_step_count=40)
+TestConversation.settings = examples(60, steps=40)
