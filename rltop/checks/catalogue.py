@@ -253,6 +253,25 @@ STEP2: tuple[str, ...] = ("train.colocate-swap", "engine.resume-order", "weights
 """The named set `step2`: what only the second step of a run can show, because then the sides swap for the first time
 and the first trained weights are served."""
 
+LAUNCH: tuple[str, ...] = (
+    "args.batch",
+    "args.token-budget",
+    "args.kernels",
+    "args.debug-flags",
+    "args.effective",
+    "host.proxy",
+    "cluster.placement",
+    "cluster.gpu-mapping",
+    "ckpt.resume",
+    "ckpt.shards",
+    "ckpt.layers",
+    "quant.map",
+    "quant.bad-scale",
+    "engine.port",
+    "rollout.stop-set",
+)
+"""The named set `launch`: what can be judged before anything runs (`rltop doctor`)."""
+
 
 def entry_of(id: str) -> Entry:  # noqa: A002
     """Entry of an id. Raises KeyError for one that is not in the catalogue."""

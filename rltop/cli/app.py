@@ -252,6 +252,39 @@ def check(
     )
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def doctor(
+    launch: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE | -- COMMAND...",
+            help="A launch script, a file of flags, a rltop config (.toml), or the command itself behind --.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    ray: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The Ray cluster to place it on; default: the one Ray finds.")
+    ] = "",
+    no_ray: Annotated[bool, typer.Option("--no-ray", help="Do not ask Ray.")] = False,
+    patch: Annotated[
+        bool, typer.Option("--patch", help="Print only the patch of the quantisation list, for `patch -p0`.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Thresholds from its [checks.thresholds].")
+    ] = None,
+    refs: Annotated[bool, typer.Option("--refs", help="Say which guide or report each check comes from.")] = False,
+) -> int:
+    """Before the launch: what is wrong with the arguments, checkpoints, quantisation list, ports and cluster, and what
+    the launch will load.
+
+    Reads only. Exit 0: nothing failed; 1: a check failed; 2: the input can not be used.
+    """
+    from rltop.cli.doctor import doctor as run_doctor
+
+    address = None if no_ray else ray
+    return run_doctor(launch or (), as_json=as_json, ray_address=address, patch_only=patch, config=config, refs=refs)
+
+
 @app.command()
 def demo(
     headless: Annotated[

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rltop.checks.catalogue import CATALOGUE, STEP1, STEP2
+from rltop.checks.catalogue import CATALOGUE, LAUNCH, STEP1, STEP2
 from rltop.checks.evaluate import evaluate
 from rltop.checks.render import render
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
@@ -20,7 +20,7 @@ from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.collect import collect
 
-SETS: Mapping[str, tuple[str, ...]] = {"step1": STEP1, "step2": STEP2}
+SETS: Mapping[str, tuple[str, ...]] = {"step1": STEP1, "step2": STEP2, "launch": LAUNCH}
 
 
 def check(
@@ -69,7 +69,7 @@ def required(words: Sequence[str]) -> tuple[str, ...]:
             raise RltopError(
                 f"there is no check {word!r}",
                 where="--require",
-                why=f"known are {len(known)} ids and the sets step1, step2",
+                why=f"known are {len(known)} ids and the sets {', '.join(SETS)}",
                 do=f"did you mean {close[0]}?" if close else "rltop check --help",
             )
     return tuple(dict.fromkeys(ids))

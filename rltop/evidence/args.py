@@ -79,16 +79,21 @@ def _unquote(found: re.Match[str]) -> str:
 
 def parse_args(text: str, source: str, *, first_line: int = 1) -> Args:
     """Arguments of a command line or of a file of flags, over any number of lines."""
+    return parse_words(((word, number + first_line - 1) for word, number in words_of(text)), source)
+
+
+def parse_words(words: Iterable[tuple[str, int]], source: str) -> Args:
+    """Arguments of words that a shell has split already, each with its line in `source`."""
     builder = ArgsBuilder()
-    name, at = "", first_line
+    name = ""
     values: list[str] = []
+    at = 1
 
     def close() -> None:
         if name:
             builder.put(name, True if not values else values[0] if len(values) == 1 else list(values), at)
 
-    for word, number in words_of(text):
-        line = number + first_line - 1
+    for word, line in words:
         dotted = _DOTTED.fullmatch(word)
         if dotted:
             close()

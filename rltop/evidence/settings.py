@@ -35,6 +35,11 @@ def read_text(source: Source, sink: Sink, kind: str) -> str | None:
     return data[mark:MOST].decode(encoding or "utf-8", "replace")
 
 
+def without_secret(name: str, value: str) -> str:
+    """The value of an environment variable, masked where the name says that it is a secret."""
+    return MASK if _SECRET.search(name) else value[:4096]
+
+
 def read_args(source: Source, sink: Sink) -> None:
     """A command line, or flags over any number of lines."""
     text = read_text(source, sink, "args")
@@ -58,7 +63,7 @@ def read_env(source: Source, sink: Sink) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if found := _ENV.match(line.strip()):
             value = found["value"].strip().strip("'\"")
-            fields[found["name"]] = MASK if _SECRET.search(found["name"]) else value[:4096]
+            fields[found["name"]] = without_secret(found["name"], value)
             lines[found["name"]] = number
     if not fields:
         sink.problem(source, "env", "there is no KEY=value line in it", line=1, whole=True)

@@ -1,0 +1,137 @@
+"""`rltop doctor`: the launch as it would happen on a made-up host, with real directories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rltop.checks.found import RaySnapshot
+from rltop.cli.doctor import doctor
+from rltop.cli.main import main
+from rltop.errors import RltopError
+
+
+@dataclass
+class FakeHost:
+    """A machine with these versions, listeners and cluster."""
+
+    taken: dict[int, str] = field(default_factory=dict)
+    cluster: RaySnapshot | None = None
+    asked: list[str] = field(default_factory=list)
+
+    def versions(self) -> Mapping[str, str]:
+        return {"python": "3.11.7", "sglang": "0.5.14"}
+
+    def listeners(self, ports: Iterable[int]) -> Mapping[int, str]:
+        return {port: who for port, who in self.taken.items() if port in set(ports)}
+
+    def ray(self, address: str) -> RaySnapshot | None:
+        self.asked.append(address)
+        return self.cluster
+
+
+@pytest.fixture
+def launch_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a resumable checkpoint in `out` and a converted one in `base`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("out/iter_0000020", "out/iter_0000040", "base/release"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / ".metadata").write_text("x")
+        (folder / "__0_0.distcp").write_text("x")
+    (tmp_path / "out/latest_checkpointed_iteration.txt").write_text("40")
+    (tmp_path / "base/latest_checkpointed_iteration.txt").write_text("release")
+    (tmp_path / "out/rollout").mkdir()
+    (tmp_path / "out/rollout/global_dataset_state_dict_40.pt").write_bytes(b"x")
+    return tmp_path
+
+
+FLAGS = "--load out --save out --save-interval 20 --ref-load base --rollout-batch-size 4 --n-samples-per-prompt 8"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, host: FakeHost | None = None, **options: object) -> str:
+    doctor(words, host=host or FakeHost(), **options)  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_a_resume_is_announced_with_its_rollout(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (launch_dir / "run.sh").write_text(f"ARGS=(\n {FLAGS} )\npython train.py ${{ARGS[@]}}\n")
+    out = " ".join(run(capsys, "run.sh").split())
+    assert "this will start at rollout 41 from out/iter_0000040 (the tracker)" in out
+    assert "the dataset goes on behind rollout 40" in out
+
+
+def test_the_silent_fallback_is_said(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (launch_dir / "out/latest_checkpointed_iteration.txt").unlink()
+    (launch_dir / "args.txt").write_text(FLAGS)
+    assert "silently falls back to base" in " ".join(run(capsys, "args.txt").split())
+
+
+def test_a_taken_port_and_the_versions_are_shown(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = FakeHost(taken={30000: "python, pid 12"})
+    out = run(capsys, "python", "train.py", "--sglang-router-port", "30000", "--load", "out", host=host)
+    assert "30000, wanted by --sglang-router-port, is taken on this host by python, pid 12" in " ".join(out.split())
+    assert "sglang 0.5.14" in out
+
+
+def test_json_is_one_document_with_plan_and_verdicts(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "python", "train.py", *FLAGS.split(), as_json=True))
+    assert found["schema"] == 1
+    assert found["command"].startswith("python train.py --load out")
+    assert found["plan"][0] == {
+        "topic": "start",
+        "text": "this will start at rollout 41 from out/iter_0000040 (the tracker)",
+        "warn": False,
+    }
+    assert {"args.batch", "ckpt.resume", "quant.map"} <= {verdict["id"] for verdict in found["verdicts"]}
+    assert "train.nan" not in {verdict["id"] for verdict in found["verdicts"]}
+
+
+def test_a_wrong_batch_fails_with_exit_code_1(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["python", "train.py", *FLAGS.split(), "--global-batch-size", "64", "--num-rollout", "10"]
+    assert doctor(words, host=FakeHost()) == 1
+    assert "args.batch" in capsys.readouterr().out
+
+
+def test_ray_is_asked_only_when_wanted(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = FakeHost()
+    run(capsys, "python", "train.py", "--load", "out", host=host, ray_address="10.0.0.1:6379")
+    run(capsys, "python", "train.py", "--load", "out", host=host, ray_address=None)
+    assert host.asked == ["10.0.0.1:6379"]
+
+
+def test_secrets_of_the_environment_are_not_shown(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (launch_dir / "run.sh").write_text("export WANDB_API_KEY=abc123\npython train.py --load out\n")
+    assert "abc123" not in run(capsys, "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "what"),
+    [
+        (None, "gone.sh", "there is no such file"),
+        (b"echo hello\n", "run.sh", "it starts no run that rltop understands"),
+        (b"\xff\xfe\x00x", "run.sh", "is no text"),
+        (b"[trainer]\nnum_rolout = 3\n", "up.toml", "num_rolout"),
+    ],
+)
+def test_bad_input_is_one_error(launch_dir: Path, content: bytes | None, name: str, what: str) -> None:
+    if content is not None:
+        (launch_dir / name).write_bytes(content)
+    with pytest.raises(RltopError, match=what) as caught:
+        doctor([name], host=FakeHost())
+    assert caught.value.exit_code == 2
+    assert name in str(caught.value)
+
+
+def test_nothing_given_says_what_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 2
+    assert "rltop doctor FILE" in capsys.readouterr().err
+
+
+def test_a_command_behind_two_dashes_keeps_its_flags(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-ray", "--json", "--", "python", "train.py", "--load", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "python train.py --load out --json"
