@@ -42,10 +42,12 @@ class TrainerSupervisor:
         self._ingest = ingest
         self._job: TrainerJob | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._starting: asyncio.Event | None = None
+        """Set when the start is over; None when none is under way. Viewers are served meanwhile."""
 
     def running(self) -> bool:
-        """Whether there is a trainer of ours and it has not ended."""
-        return self._job is not None and self._job.running()
+        """Whether there is a trainer of ours, or one on its way, and it has not ended."""
+        return self._starting is not None or (self._job is not None and self._job.running())
 
     def adopted(self) -> bool:
         """Whether the trainer is one that an earlier daemon started."""
@@ -53,6 +55,15 @@ class TrainerSupervisor:
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Adopt the trainer of an earlier daemon if it lives; else start `argv`, if any."""
+        self._starting = over = asyncio.Event() if argv else None
+        try:
+            await self._start(argv, env)
+        finally:
+            self._starting = None
+            if over is not None:
+                over.set()
+
+    async def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self._job = self._adopt(read_record(self._run_dir))
         if self._job is None and argv:
             name = self._run_dir.name
@@ -74,7 +85,10 @@ class TrainerSupervisor:
             self._watcher = asyncio.get_running_loop().create_task(self._watch(self._job))
 
     async def stop(self, stage: Callable[[str], None]) -> str:
-        """Stop the trainer and everything that it started; a closing sentence."""
+        """Stop the trainer and everything that it started, also one that is only being started; a closing sentence."""
+        if self._starting is not None:
+            stage("waiting for its start")
+            await self._starting.wait()
         if self._job is None or self._watcher is None:
             return "there was no trainer"
         running = self._job.running()
