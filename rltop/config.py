@@ -75,7 +75,7 @@ def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"line (\d+)", str(error))
         raise RltopError("not TOML", where=f"{where}:{at[1]}" if at else where, why=str(error)) from None
-    place = _Place(where, text)
+    place = Place(where, text)
     for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
             known = ", ".join(f"[{table}]" for table in TABLES)
@@ -90,7 +90,7 @@ def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig
 
 
 def _trainer(
-    table: Mapping[str, Any], place: _Place, known: Sequence[str]
+    table: Mapping[str, Any], place: Place, known: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, int]]:
     if "command" in table:
         place.only("trainer", table, ("command",), "with `command` the flags belong into the command")
@@ -115,7 +115,7 @@ def _trainer(
     return (), tuple(flags), lines
 
 
-def _words(flag: str, key: str, value: Any, place: _Place) -> list[str]:
+def _words(flag: str, key: str, value: Any, place: Place) -> list[str]:
     """One key as words of a command line."""
     match value:
         case True:
@@ -130,14 +130,14 @@ def _words(flag: str, key: str, value: Any, place: _Place) -> list[str]:
             raise place.wrong("trainer", key, "a number, a string, true or false, or a list of them")
 
 
-def _env(table: Mapping[str, Any], place: _Place) -> dict[str, str]:
+def _env(table: Mapping[str, Any], place: Place) -> dict[str, str]:
     for key, value in table.items():
         if not isinstance(value, str):
             raise place.wrong("env", key, 'a string: write "0", not 0')
     return dict(table)
 
 
-def _ingest(table: Mapping[str, Any], place: _Place) -> str:
+def _ingest(table: Mapping[str, Any], place: Place) -> str:
     place.only("ingest", table, ("tcp",))
     listen = table.get("tcp", "")
     if not isinstance(listen, str):
@@ -152,7 +152,7 @@ def _ingest(table: Mapping[str, Any], place: _Place) -> str:
     return listen
 
 
-def _checks(table: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _checks(table: Mapping[str, Any], place: Place) -> dict[str, Any]:
     place.only("checks", table, ("on_fail", "webhook", "notify", "thresholds"))
     if "on_fail" in table and not (_is_strings(table["on_fail"]) and table["on_fail"]):
         raise place.wrong("checks", "on_fail", "a list of strings, the program first")
@@ -173,7 +173,7 @@ def _is_strings(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """The file, for errors."""
 
     where: str

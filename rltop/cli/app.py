@@ -124,8 +124,18 @@ def proxy(
 def ps(
     as_json: Json = False,
     every: Annotated[bool, typer.Option("--all", help="Dead runs too.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove the oldest dead runs above the quota, and leftovers of killed ones.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only say what would go.")] = False,
 ) -> int:
     """The runs of this user on this machine, newest first."""
+    if dry_run and not prune:
+        raise RltopError("--dry-run goes with --prune", where="ps", do="rltop ps --prune --dry-run")
+    if prune:
+        from rltop.cli.prune import prune as run_prune
+
+        return run_prune(as_json=as_json, dry_run=dry_run)
     from rltop.cli.ps import ps as run_ps
 
     return run_ps(as_json=as_json, every=every)

@@ -19,6 +19,7 @@ from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.daemon.app import DaemonOptions, serve
 from rltop.daemon.live_checks import LiveChecks
 from rltop.errors import RltopError
+from rltop.settings import load_settings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
             run_dir=run_dir,
             trainer=options.trainer,
             config=_config(options.config),
+            settings=load_settings(),
             tether=options.tether,
             ingest_tcp=options.ingest_tcp,
         )

@@ -30,6 +30,7 @@ from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.gate import Gate
 from rltop.daemon.hooks import HookOptions, Hooks
+from rltop.daemon.housekeeping import tidy
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.publish import Publisher
@@ -41,6 +42,7 @@ from rltop.daemon.verdicts import Checks, Verdicts
 from rltop.errors import RltopError
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN
 from rltop.runs.masks import load_key, mask_command
+from rltop.settings import Settings
 
 LAG_S = 0.1
 LAST_WORDS_S = 1.0
@@ -62,6 +64,8 @@ class DaemonOptions:
     """HOST:PORT where producers on other machines may connect; empty: nowhere."""
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Environment of the trainer, to which the RLTOP_ variables are added."""
+    settings: Settings = field(default_factory=Settings)
+    """How much is kept."""
     tether: int | None = None
     """Read end of a pipe whose other end belongs to the process that owns this run (`rltop.daemon.tether`)."""
 
@@ -82,6 +86,7 @@ class Daemon:
             on_problem=lambda level, text: self._from_thread(lambda: self._publisher.problem(level, text)),
             on_written=lambda eseq: self._from_thread(lambda: self._publisher.written(eseq)),
             on_working=lambda works: self._from_thread(lambda: self._publisher.working(works)),
+            limits=options.settings.journal,
         )
         self._journal = opened.journal
         self._core = Core(opened.journal, now=time.time)
@@ -164,7 +169,7 @@ class Daemon:
                 parts.append(self._gate.run())
             tasks = [self._loop.create_task(part) for part in parts]
             await self._trainer.start(options.trainer, options.env)
-            captured = self._loop.create_task(self._capture())
+            aside = self._loop.create_task(self._aside())
             stopped = self._loop.create_task(self._stop.wait())
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
@@ -175,9 +180,9 @@ class Daemon:
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self._journal.committed()
             await self._server.goodbye("the daemon stops")
-            for task in (*tasks, stopped, captured):
+            for task in (*tasks, stopped, aside):
                 task.cancel()
-            await asyncio.gather(*tasks, stopped, captured, return_exceptions=True)
+            await asyncio.gather(*tasks, stopped, aside, return_exceptions=True)
             for task in done - {stopped}:
                 task.result()  # a part that ended by itself failed: say why
         finally:
@@ -255,6 +260,16 @@ class Daemon:
         except (RltopError, OSError) as error:
             text = f"this run is not in the registry ({error}): rltop attach needs RLTOP_DIR to find it"
             self._core.event("log", "warn", text, "daemon")
+
+    async def _aside(self) -> None:
+        """What happens once and beside the run: its manifest, and the leftovers of others."""
+        await self._capture()
+        try:
+            said = await asyncio.to_thread(tidy, self._options.settings, self._options.run_dir)
+        except Exception as error:
+            said = [f"could not tidy up after dead runs: {type(error).__name__}: {error}"]
+        for text in said:
+            self._core.event("log", "info", text, "daemon")
 
     async def _capture(self) -> None:
         """Write down what the run was started with, unless an earlier daemon did it for this trainer."""

@@ -41,6 +41,7 @@ from rltop.protocol.messages import (
     SeriesQuery,
     Tick,
 )
+from rltop.runs.leftovers import owned_dir
 
 LOOK_S = 1.0
 """How often it looks whether a daemon took up the run."""
@@ -55,13 +56,19 @@ def archived(run_dir: Path) -> Iterator[str]:
 
     Raises RltopError when the journal cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="rltop-view-") as folder, open_past(run_dir) as past:
-        archive = Archive(run_dir, past, Path(folder) / "view.sock")
+    with owned_dir("rltop-view-", _short_temp()) as folder, open_past(run_dir) as past:
+        archive = Archive(run_dir, past, folder / "view.sock")
         archive.start()
         try:
             yield f"ipc://{archive.socket}"
         finally:
             archive.stop()
+
+
+def _short_temp() -> Path:
+    """A unix socket's path has room for 107 bytes, and TMPDIR may be long."""
+    temp = Path(tempfile.gettempdir())
+    return temp if len(str(temp)) < 70 else Path("/tmp")
 
 
 class Archive:

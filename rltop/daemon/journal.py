@@ -15,18 +15,21 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from rltop.daemon import schema
 from rltop.daemon.events import Event
+from rltop.daemon.retention import Retention, set_limits
 from rltop.errors import RltopError
+from rltop.settings import JournalLimit
 
 BATCH_S = 0.05
 """What a daemon that is killed may lose of state and points. A commit costs well under a millisecond: WAL syncs only at
@@ -96,6 +99,7 @@ class Journal:
     on_written: called from the writer thread with the sequence of the newest event that is on disk.
     on_working: called from the writer thread when writing begins to fail (False), and when it works again (True).
     mend: puts a mended file in the place of a damaged one and says what it did; None: damage is a problem like others.
+    limits: how much is kept, in place of what the journal itself says.
     connect: makes the connection (tests inject a failing disk).
     """
 
@@ -108,6 +112,7 @@ class Journal:
         on_written: Callable[[int], None] = lambda eseq: None,
         on_working: Callable[[bool], None] = lambda works: None,
         mend: Callable[[BaseException], str] | None = None,
+        limits: Mapping[str, JournalLimit] = MappingProxyType({}),
         connect: Callable[[Path], sqlite3.Connection] = schema.connect,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -124,8 +129,8 @@ class Journal:
         self._started = False
         self._connection: sqlite3.Connection | None = None
         self._points: dict[str, int] = {}
-        self._since_prune: dict[str, int] = {}
-        self._limits: dict[str, int] = {}
+        self._limits = dict(limits)
+        self._retention: Retention | None = None
 
     def start(self) -> None:
         """Start the writer thread."""
@@ -286,12 +291,11 @@ class Journal:
         try:
             schema.prepare(connection, self.path, wal=self._wal)
             self._points = dict(connection.execute("SELECT key, max(n) + 1 FROM points GROUP BY key"))
-            rows = connection.execute("SELECT kind, max_rows FROM retention WHERE max_rows IS NOT NULL")
-            self._limits = dict(rows.fetchall())
+            set_limits(connection, self._limits)
+            self._retention = Retention(connection, now=time.time, told=lambda text: self._on_problem("info", text))
         except BaseException:
             connection.close()
             raise
-        self._since_prune = {}
         self._connection = connection
         return connection
 
@@ -319,10 +323,9 @@ class Journal:
                 )
             case "event":
                 *columns, more = values
-                connection.execute(
-                    "INSERT INTO events VALUES (?,?,?,?,?,?,?)", (*columns, _pack(more) if more else None)
-                )
-                self._count(connection, "events")
+                packed = _pack(more) if more else None
+                connection.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", (*columns, packed))
+                self._count(connection, "events", len(columns[4]) + len(packed or b""))
             case "state":
                 key, t, value = values
                 if value is None:
@@ -330,21 +333,23 @@ class Journal:
                 else:
                     connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (key, t, _pack(value)))
             case "verdict":
-                connection.execute("INSERT INTO verdicts VALUES (NULL,?,?,?,?,?)", (*values[:4], _pack(values[4])))
-                self._count(connection, "verdicts")
+                packed = _pack(values[4])
+                connection.execute("INSERT INTO verdicts VALUES (NULL,?,?,?,?,?)", (*values[:4], packed))
+                self._count(connection, "verdicts", len(packed))
             case "operation":
                 fields = dict(zip(_OPERATION_ALL, values, strict=True))
                 fields["args"], fields["plan"] = _pack(fields["args"]), _pack(fields["plan"])
                 marks = ",".join("?" * len(fields))
                 connection.execute(f"INSERT OR REPLACE INTO operations VALUES ({marks})", tuple(fields.values()))
-                self._count(connection, "operations")
+                self._count(connection, "operations", len(fields["args"]) + len(fields["plan"]) + len(fields["text"]))
             case "record":
                 t, kind, source, payload = values
-                connection.execute("INSERT INTO records VALUES (NULL,?,?,?,?)", (t, kind, source, _pack(payload)))
-                self._count(connection, f"records:{kind}")
+                packed = _pack(payload)
+                connection.execute("INSERT INTO records VALUES (NULL,?,?,?,?)", (t, kind, source, packed))
+                self._count(connection, f"records:{kind}", len(packed))
             case "client":
                 connection.execute("INSERT INTO clients VALUES (NULL,?,?,?,?,?)", values)
-                self._count(connection, "clients")
+                self._count(connection, "clients", sum(len(value) for value in values[3:]))
             case _:
                 raise ValueError(f"unknown row {row.what!r}")
 
@@ -360,43 +365,30 @@ class Journal:
         if rows:
             steps = array("d", [row[0] for row in rows])
             values = array("d", [nan if row[1] is None else row[1] for row in rows])
-            insert_chunk(connection, key, steps, values)
+            self._count(connection, "series", insert_chunk(connection, key, steps, values, t=time.time()))
             connection.execute("DELETE FROM points WHERE key = ?", (key,))
         self._points[key] = 0
 
-    def _count(self, connection: sqlite3.Connection, kind: str) -> None:
-        """Apply the row limit now and then: after so many new rows that the excess stays under a tenth."""
-        limit = self._limits.get(kind)
-        if limit is None:
-            return
-        count = self._since_prune.get(kind, limit) + 1  # the first row after opening prunes
-        if count > limit // 10:
-            count = 0
-            prune(connection, kind, limit)
-        self._since_prune[kind] = count
+    def _count(self, connection: sqlite3.Connection, kind: str, size: int = 0) -> None:
+        if self._retention is not None:
+            self._retention.wrote(connection, kind, size)
 
 
-def prune(connection: sqlite3.Connection, kind: str, max_rows: int) -> None:
-    """Keep the newest `max_rows` rows of a table, or of one kind of records (`records:<kind>`)."""
-    table, _, record_kind = kind.partition(":")
-    order = {"events": "eseq", "operations": "t"}.get(table, "n")
-    where, having = ("WHERE kind = ?", (record_kind,)) if record_kind else ("", ())
-    edge = connection.execute(
-        f"SELECT {order} FROM {table} {where} ORDER BY {order} DESC LIMIT 1 OFFSET ?", (*having, max_rows)
-    ).fetchone()
-    if edge is not None:
-        extra = "AND kind = ?" if record_kind else ""
-        connection.execute(f"DELETE FROM {table} WHERE {order} <= ? {extra}", (edge[0], *having))
+def insert_chunk(
+    connection: sqlite3.Connection, key: str, steps: array[float], values: array[float], *, t: float | None = None
+) -> int:
+    """Append a packed chunk (float64 columns of equal length, in order of arrival) to a series; returns its bytes.
 
-
-def insert_chunk(connection: sqlite3.Connection, key: str, steps: array[float], values: array[float]) -> None:
-    """Append a packed chunk (float64 columns of equal length, in order of arrival) to a series."""
+    t: wall clock of its newest point, for a limit of age.
+    """
     finite = [value for value in values if isfinite(value)]
     rising = all(earlier < later for earlier, later in pairwise(steps))
+    packed = pack(steps), pack(values)
     connection.execute(
-        "INSERT INTO series (key, n, lo, hi, rising, steps, vals) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (key, len(steps), min(finite, default=None), max(finite, default=None), rising, pack(steps), pack(values)),
+        "INSERT INTO series (key, n, lo, hi, rising, steps, vals, t) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (key, len(steps), min(finite, default=None), max(finite, default=None), rising, *packed, t),
     )
+    return len(packed[0]) + len(packed[1])
 
 
 def pack(column: array[float]) -> bytes:

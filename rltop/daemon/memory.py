@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from rltop.daemon.salvage import copy_log_aside, finish, mend, set_aside
 from rltop.daemon.series import SeriesStore
 from rltop.daemon.wal import inspect
 from rltop.protocol.messages import Record, Source
+from rltop.settings import JournalLimit
 
 _DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
 
@@ -47,6 +49,7 @@ def open_journal(
     on_problem: Callable[[str, str], None],
     on_written: Callable[[int], None] = lambda eseq: None,
     on_working: Callable[[bool], None] = lambda works: None,
+    limits: Mapping[str, JournalLimit] = MappingProxyType({}),
     connect: Callable[[Path], sqlite3.Connection] = schema.connect,
 ) -> Opened:
     """Open `<run_dir>/journal.sqlite`, made or migrated if need be, and read it.
@@ -71,6 +74,7 @@ def open_journal(
         on_written=on_written,
         on_working=on_working,
         mend=mended,
+        limits=limits,
         connect=connect,
     )
     series = SeriesStore()

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ import msgspec
 from rltop.daemon import schema
 from rltop.daemon.trainer_job import adopt_trainer, how_it_ended, read_record
 from rltop.errors import RltopError
+from rltop.runs.leftovers import owned_dir
 
 DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
 """What reading a broken journal raises."""
-COPY_PREFIX = "rltop-past-"
 _OVER = frozenset({"done", "failed", "interrupted", "lost"})
 
 
@@ -88,8 +87,7 @@ def _open(path: Path, temp: Path | None, stack: contextlib.ExitStack) -> Past:
         stack.callback(past.connection.close)
         if schema.readable_version(past.connection, path, schema.SCHEMA_VERSION) == schema.SCHEMA_VERSION:
             return past
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{COPY_PREFIX}{os.getpid()}-", dir=temp))
-    copy = Path(folder) / path.name
+    copy = stack.enter_context(owned_dir("rltop-past-", temp)) / path.name
     for suffix in ("", "-wal", "-journal"):
         source = path.with_name(path.name + suffix)
         if source.exists():

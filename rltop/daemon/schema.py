@@ -53,7 +53,15 @@ _VERSION_1: Migration = (
         ('records:samples', 100)""",
 )
 
-MIGRATIONS: Sequence[Migration] = (_VERSION_1,)
+_VERSION_2: Migration = (
+    # t: wall clock when the chunk was packed; NULL in those of version 1.
+    "ALTER TABLE series ADD COLUMN t REAL",
+    "UPDATE retention SET max_bytes = 256000000 WHERE kind = 'events'",
+    "UPDATE retention SET max_bytes = 64000000 WHERE kind IN ('records:samples', 'records:weights')",
+    "INSERT OR IGNORE INTO retention (kind, max_bytes) VALUES ('series', 1000000000)",
+)
+
+MIGRATIONS: Sequence[Migration] = (_VERSION_1, _VERSION_2)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 

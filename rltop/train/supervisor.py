@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rltop.errors import RltopError
+from rltop.runs.leftovers import owned_dir
 from rltop.train.arguments import TrainConfig
 from rltop.train.lifetime import Interrupted, Signals, no_child_left
 
@@ -73,11 +73,8 @@ def work_directory(config: TrainConfig, environ: Mapping[str, str]) -> Iterator[
         directory.mkdir(parents=True, exist_ok=True)
         yield directory
         return
-    directory = Path(tempfile.mkdtemp(prefix="rltop-train-"))
-    try:
+    with owned_dir("rltop-train-") as directory:
         yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -89,11 +86,8 @@ def ray_directory() -> Iterator[Path]:
     parent = tempfile.gettempdir()
     if len(parent) > 20 and Path("/tmp").is_dir():
         parent = "/tmp"
-    directory = Path(tempfile.mkdtemp(prefix="rltop-ray-", dir=parent))
-    try:
+    with owned_dir("rltop-ray-", Path(parent)) as directory:
         yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def end_with_parent() -> None:
