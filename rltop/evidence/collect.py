@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rltop.checks.found import LogEvent, Problem
-from rltop.checks.observe import Args, MetricRow, Mode, Observations, RunStart, Where
+from rltop.checks.found import LogEvent
+from rltop.checks.observe import Args, MetricRow, Mode, Observations, RunStart
+from rltop.checks.rules.input_parse import kind_in_words
 from rltop.checks.series import steps_per_rollout
 from rltop.errors import RltopError
 from rltop.evidence import segments
@@ -20,7 +21,14 @@ from rltop.evidence.readers import READERS
 from rltop.evidence.sink import Reader, Sink, Source
 from rltop.evidence.walk import Found, walk
 
-_TRAINER_METRICS = ("train/", "actor/")
+_OF_TRAINER = (
+    "rollout/log_probs",
+    "rollout/ref_log_probs",
+    "rollout/raw_reward",
+    "rollout/advantages",
+    "rollout/returns",
+)
+"""Metrics of a rollout that the trainer reports; without one nobody does."""
 _STARTS_WITH_LOAD = "ckpt_loaded"
 
 
@@ -67,14 +75,15 @@ def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
     if sink.problems:
         first = sink.problems[0]
         line = first.where.line or 1
-        rest = f" ({len(sink.problems) - 1} more files can not be used)" if len(sink.problems) > 1 else ""
+        others = len({problem.where.source for problem in sink.problems} - {first.where.source})
+        rest = f" ({others} more {'files' if others > 1 else 'file'} can not be used)" if others else ""
         return RltopError(
-            f"is not usable {first.kind}, and there is no other evidence{rest}",
+            f"is not {kind_in_words(first.kind)}, and there is no other evidence{rest}",
             where=f"{first.where.source}:{line}",
             why=first.why,
             do="copy the file again; let the run flush it first",
         )
-    looked = [*found.strange, *found.empty]
+    looked = [*(f"{name} (empty)" for name in found.empty), *found.strange]
     named = ", ".join(looked[:5]) + (f" and {len(looked) - 5} more" if len(looked) > 5 else "")
     return RltopError(
         "holds nothing that rltop recognises",
@@ -166,7 +175,7 @@ def mode_of(obs: Observations) -> Mode:
     if any("rollout_only" in log.source.lower() for log in obs.logs) and not _trains(obs):
         return "rollout-only"
     sided = any(event.owner in ("engine", "rollout", "router") for event in obs.events)
-    sided = sided or any(log.owner in ("engine", "rollout", "router") for log in obs.logs)
+    sided = sided or any(log.owner in ("engine", "rollout", "router") for log in obs.logs) or bool(obs.metrics)
     return "rollout-only" if sided and not _trains(obs) else "full"
 
 
@@ -174,9 +183,11 @@ def _trains(obs: Observations) -> bool:
     """Something in the evidence was made by a trainer, or for one. A file's name alone says little: `train.log` is
     also what people call the log of a job without a trainer."""
     sided = {event.owner for event in obs.events if event.actor or event.rank is not None}
-    if "trainer" in sided or (not sided and any(log.owner == "trainer" for log in obs.logs)):
+    if "trainer" in sided or obs.phases or obs.syncs:
         return True
-    if any(row.axis == "train" for row in obs.metrics) or obs.phases or obs.syncs:
+    if any(row.axis == "train" or any(name in row.values for name in _OF_TRAINER) for row in obs.metrics):
+        return True
+    if not sided and not obs.metrics and any(log.owner == "trainer" for log in obs.logs):
         return True
     if any(
         "update_weights" in str(event.data.get("path", "")) or event.kind in ("update_refused", "update_summary")
@@ -213,8 +224,3 @@ def _vocabulary(sink: Sink, args: Args) -> int | None:
                 return size
     number = args.number("vocab_size") or args.number("padded_vocab_size")
     return int(number) if number and number > 0 else None
-
-
-def whole_files(problems: Sequence[Problem]) -> tuple[Where, ...]:
-    """Files of which nothing could be used."""
-    return tuple(problem.where for problem in problems if problem.whole)

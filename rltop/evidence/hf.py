@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
 from array import array
 from pathlib import Path
@@ -46,10 +47,15 @@ _WORDS = {
 }
 
 
+def _of_model(name: str) -> bool:
+    return name in _CONFIGS or name in _OTHERS or bool(_WEIGHTS.match(name) or _INDEX.match(name))
+
+
 def claims(source: Source) -> tuple[str, ...]:
     """Files of the directory that belong to a model; empty where it holds none."""
     try:
-        names = sorted(entry.name for entry in source.path.iterdir() if entry.is_file() or entry.is_symlink())
+        with os.scandir(source.path) as entries:  # the name first: a folder may hold a million other files
+            names = sorted(e.name for e in entries if _of_model(e.name) and (e.is_symlink() or e.is_file()))
     except OSError:
         return ()
     weights = [name for name in names if _WEIGHTS.match(name) or _INDEX.match(name)]

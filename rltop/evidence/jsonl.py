@@ -16,9 +16,9 @@ from rltop.evidence import literal
 from rltop.evidence.pieces import chunks
 from rltop.evidence.sink import Sink, Source
 
-MOST_LINE = 64 * 1024 * 1024
+MOST_LINE = 8 * 1024 * 1024
 """A longer row is not read."""
-MOST_WHOLE = 64 * 1024 * 1024
+MOST_WHOLE = 32 * 1024 * 1024
 """Bytes of a JSON document that is no JSON lines."""
 MOST_PROBLEMS = 8
 """Broken lines of one file that are named; the rest is counted."""
@@ -80,7 +80,7 @@ def maps(source: Source, sink: Sink, kind: str) -> Iterator[tuple[Where, dict[st
             yield Where(source.name, number, line[:TEXT].decode("utf-8", "replace")), found
             continue
         broken += 1
-        why = "the line is longer than 64 MiB" if len(line) > MOST_LINE else "the line is no JSON map"
+        why = "the line is longer than 8 MiB" if len(line) > MOST_LINE else "the line is no JSON map"
         last_broken = (number, why)
         if not ended and good:
             where = Where(source.name, number, line[:TEXT].decode("utf-8", "replace"))

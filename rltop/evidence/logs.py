@@ -17,7 +17,7 @@ from rltop.checks.observe import Args, MetricRow, PhaseEvent, Where
 from rltop.evidence import logtext
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines import RECOGNISERS, Line, Recogniser
-from rltop.evidence.pieces import Splitter, chunks
+from rltop.evidence.pieces import Splitter, chunks, is_binary
 from rltop.evidence.prefix import Prefix, owner_of_actor, owner_of_file, read_prefix
 from rltop.evidence.sink import Reader, Sink, Source
 from rltop.evidence.traceback import Block, event_of, opens
@@ -550,6 +550,10 @@ def read(source: Source, sink: Sink) -> None:
     splitter = Splitter()
     try:
         with source.path.open("rb") as file:
+            if is_binary(file.read(4096)):
+                sink.problem(source, "log", "the file is binary", line=1, whole=True)
+                return
+            file.seek(0)
             for data in chunks(file):
                 for start, pieces in splitter.feed(data):
                     scan.feed(start, pieces)

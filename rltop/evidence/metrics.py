@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rltop.checks.found import Row
-from rltop.checks.observe import Axis, MetricRow, SyncEvent, Where
+from rltop.checks.observe import Args, Axis, MetricRow, SyncEvent, Where
 from rltop.evidence import jsonl
 from rltop.evidence.sink import Reader, Sink, Source
 
@@ -215,6 +215,7 @@ class _File:
         self._run_ids: dict[str, int] = {}
         self._pending: list[SyncEvent] = []
         self._last_rollout: int | None = None
+        self._capped = False
 
     def row(self, where: Where, fields: dict[str, Any], order: int) -> None:
         if _is_sequence_error(fields):
@@ -223,6 +224,7 @@ class _File:
         if fields.get("event") == "update_weights" or ("weight_version" in fields and not is_metrics(fields)):
             self._sync(where, fields)
             return
+        self._cap(where, fields)
         run = fields.get("run")
         segment = self._run_ids.setdefault(str(run), len(self._run_ids)) if run is not None else 0
         for row in rows_of(fields, where):
@@ -231,6 +233,13 @@ class _File:
                 self._last_rollout = rollout
                 self._settle(rollout)
             self._sink.metrics.append(_in_run(row, run, segment))
+
+    def _cap(self, where: Where, fields: dict[str, Any]) -> None:
+        """TRL writes its cap beside the lengths; it is an argument."""
+        cap = whole(fields.get("max_completion_length"))
+        if cap is not None and not self._capped:
+            self._capped = True
+            self._sink.args.append(Args({"rollout_max_response_len": cap}, "trl", where))
 
     def _sync(self, where: Where, fields: dict[str, Any]) -> None:
         ok = fields.get("ok", fields.get("success", True))

@@ -1,7 +1,7 @@
 """Finds the evidence under a path: which file goes to which reader.
 
-Bounded and harmless: at most `MOST_FILES` files, no symbolic link is followed out of what was given, a directory is
-visited once, devices and sockets are not opened.
+Bounded and harmless: a file whose name says nothing is opened only among the first `MOST_UNKNOWN`, no symbolic link is
+followed out of what was given, a directory is visited once, devices and pipes are not opened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,10 @@ from pathlib import Path
 from rltop.evidence.pieces import is_binary
 from rltop.evidence.sink import Reader, Sink, Source
 
-MOST_FILES = 200_000
-"""Files that are looked at; more are counted."""
+MOST_FILES = 100_000
+"""Files with a known name that are read; more are counted."""
+MOST_UNKNOWN = 5_000
+"""Files with an unknown name whose content is looked at."""
 MOST_DEPTH = 32
 HEAD = 4096
 _IGNORED = frozenset({".git", "__pycache__", "node_modules", ".venv", ".cache"})
@@ -34,25 +36,30 @@ class Found:
     strange: list[str] = field(default_factory=list)
     """Files that no reader knows."""
     more: int = 0
-    """Files beyond `MOST_FILES`."""
-    seen: int = 0
+    """Files with a known name beyond `MOST_FILES`."""
+    known: int = 0
+    unknown: int = 0
 
 
 def walk(roots: Sequence[Path], readers: Sequence[Reader], sink: Sink) -> Found:
     """Files and directories under `roots` with their readers. Names are relative to their root; with several roots
     they begin with the root's name."""
     found = Found()
+    names = _Names.of(readers)
     several = len(roots) > 1
     for root in roots:
         lead = root.name + "/" if several else ""
         if root.is_dir():
-            _directory(root, lead, readers, sink, found)
+            _directory(root, lead, names, sink, found)
         else:
-            _file(root, lead if several else "", root.name, readers, sink, found, given=True)
+            _file(root, lead if several else "", root.name, names, sink, found)
+    if found.more:
+        why = f"{found.more} files with a known name beyond the first {MOST_FILES} were not read"
+        sink.problem(Source(roots[0], "."), "a folder of a sensible size", why)
     return found
 
 
-def _directory(root: Path, lead: str, readers: Sequence[Reader], sink: Sink, found: Found) -> None:
+def _directory(root: Path, lead: str, names: _Names, sink: Sink, found: Found) -> None:
     top = root.resolve()
     seen: set[tuple[int, int]] = set()
     waiting: list[tuple[Path, str, int]] = [(root, "", 0)]
@@ -63,11 +70,11 @@ def _directory(root: Path, lead: str, readers: Sequence[Reader], sink: Sink, fou
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
-            entries = _entries(path, found)
+            entries = _entries(path, names, found)
         except OSError as error:
             sink.problem(Source(path, lead + (relative or ".")), "directory", f"can not be read: {error.strerror}")
             continue
-        claimed = _claim(path, lead, relative, readers, found)
+        claimed = _claim(path, lead, relative, names.directories, found)
         below = []
         for name in entries:
             inner = f"{relative}/{name}" if relative else name
@@ -84,20 +91,42 @@ def _directory(root: Path, lead: str, readers: Sequence[Reader], sink: Sink, fou
                 if name not in _IGNORED and depth < MOST_DEPTH and not _within(inner, claimed):
                     below.append((child, inner, depth + 1))
             elif stat.S_ISREG(mode) and not _within(inner, claimed):
-                _file(child, lead, inner, readers, sink, found)
+                _file(child, lead, inner, names, sink, found)
         waiting += reversed(below)
 
 
-def _entries(path: Path, found: Found) -> list[str]:
-    """Names in a directory, sorted naturally; never more than the budget allows."""
-    names: list[str] = []
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The readers, and one pattern that every file name must fit that one of them asks for."""
+
+    files: tuple[Reader, ...]
+    directories: tuple[Reader, ...]
+    known: re.Pattern[str]
+
+    @staticmethod
+    def of(readers: Sequence[Reader]) -> _Names:
+        files = tuple(reader for reader in readers if not reader.directory)
+        patterns = [pattern.rsplit("/", 1)[-1] for reader in files for pattern in reader.names]
+        known = re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+        return _Names(files, tuple(reader for reader in readers if reader.directory), known)
+
+
+def _entries(path: Path, names: _Names, found: Found) -> list[str]:
+    """Names in a directory, sorted naturally: all with a known name, and of the others (directories among them) as many
+    as the budget allows."""
+    kept: list[str] = []
+    unknown = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            if found.seen + len(names) >= MOST_FILES:
-                found.more += 1
-                continue
-            names.append(entry.name)
-    return sorted(names, key=natural)
+            if names.known.match(entry.name.lower()):
+                if found.known + len(kept) - unknown < MOST_FILES:
+                    kept.append(entry.name)
+                else:
+                    found.more += 1
+            elif found.unknown + unknown < MOST_UNKNOWN or entry.is_dir(follow_symlinks=False):
+                unknown += 1
+                kept.append(entry.name)
+    return sorted(kept, key=natural)
 
 
 @lru_cache(maxsize=4096)
@@ -132,46 +161,42 @@ def _claim(path: Path, lead: str, relative: str, readers: Sequence[Reader], foun
     return frozenset(claimed)
 
 
-def _file(
-    path: Path,
-    lead: str,
-    inner: str,
-    readers: Sequence[Reader],
-    sink: Sink,
-    found: Found,
-    *,
-    given: bool = False,
-) -> None:
-    found.seen += 1
+def _file(path: Path, lead: str, inner: str, names: _Names, sink: Sink, found: Found) -> None:
     source = Source(path, lead + inner)
+    reader = next((reader for reader in names.files if _named(reader, source.name)), None)
     try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
+        size = path.stat().st_size
+        if reader is None:
+            found.unknown += 1
+            with path.open("rb") as file:
+                reader = _by_content(source, file.read(HEAD), names.files)
+        else:
+            found.known += 1
     except OSError as error:
-        sink.problem(source, "file", f"can not be read: {error.strerror or error}", whole=True)
+        sink.problem(source, "a readable file", error.strerror or str(error), whole=True)
         return
-    reader = _reader(source, head, readers)
-    if reader is None:
-        (found.strange if head else found.empty).append(source.name)
-    elif not head:
+    if size == 0:
         found.empty.append(source.name)
-        sink.problem(source, reader.kind, "the file is empty", whole=True)
+        if reader is not None and reader.kind not in _GROWING:
+            sink.problem(source, reader.kind, "the file is empty", whole=True)
+    elif reader is None:
+        found.strange.append(source.name)
     else:
         found.work.append((source, reader))
 
 
-_BINARY_KINDS = frozenset({"dump", "hf", "megatron"})
+_GROWING = frozenset({"log", "metrics", "samples", "http", "rows"})
+"""Kinds whose files a run creates empty and fills later."""
+_BINARY = frozenset({"dump", "hf", "megatron"})
 
 
-def _reader(source: Source, head: bytes, readers: Sequence[Reader]) -> Reader | None:
-    """By name, then by content. A text reader is not asked about a binary file that only its name fits."""
-    files = [reader for reader in readers if not reader.directory]
-    for reader in files:
-        if _named(reader, source.name):
-            return reader
+def _by_content(source: Source, head: bytes, readers: Sequence[Reader]) -> Reader | None:
+    """A text reader is not asked about a binary file."""
+    if not head:
+        return None
     binary = is_binary(head)
-    for reader in files:
-        if reader.sniff is not None and (not binary or reader.kind in _BINARY_KINDS) and reader.sniff(source, head):
+    for reader in readers:
+        if reader.sniff is not None and (not binary or reader.kind in _BINARY) and reader.sniff(source, head):
             return reader
     return None
 
@@ -184,8 +209,3 @@ def _named(reader: Reader, name: str) -> bool:
 
 def _takes(reader: Reader, source: Source, head: bytes) -> bool:
     return _named(reader, source.name) or (reader.sniff is not None and reader.sniff(source, head))
-
-
-def texts(found: Found) -> Iterator[str]:
-    """What could not be used, for one sentence."""
-    yield from found.strange

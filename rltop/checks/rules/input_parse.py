@@ -12,6 +12,28 @@ from rltop.checks.verdict import Verdict
 ID = "input.parse"
 MOST = 8
 """Files that are named."""
+_KINDS = {
+    "args": "a command line",
+    "env": "an environment",
+    "log": "a log",
+    "metrics": "a row of metrics",
+    "samples": "a row of samples",
+    "http": "a recorded request",
+    "rows": "a row of a table",
+    "dump": "a readable dump",
+    "document": "a JSON document",
+    "index": "an index of weights",
+    "safetensors": "a whole safetensors file",
+}
+
+
+def kind_in_words(kind: str) -> str:
+    """What a file was taken for, as in "is not a log"."""
+    return _KINDS.get(kind, kind)
+
+
+def _all(files: int) -> str:
+    return "The file" if files == 1 else f"All {files} files"
 
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
@@ -26,10 +48,10 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     value = {"files": len(obs.files), "problems": len(bad)}
     if not bad:
         note = f" The last line of {cut} growing file{'s' if cut > 1 else ''} is cut, which is fine." if cut else ""
-        return [Verdict(ID, "pass", value=value, threshold=0, cause=f"All {len(obs.files)} files can be read.{note}")]
+        return [Verdict(ID, "pass", value=value, threshold=0, cause=f"{_all(len(obs.files))} can be read.{note}")]
     first = bad[0]
     place = first.where.source if first.where.line is None else f"{first.where.source}:{first.where.line}"
-    cause = f"{place} is not {first.kind}: {first.why}."
+    cause = f"{place} is not {kind_in_words(first.kind)}: {first.why}."
     if len(bad) > 1:
         files = list(dict.fromkeys(problem.where.source for problem in bad))
         cause += f" {len(bad)} places in {len(files)} files can not be read; the rest was used."
