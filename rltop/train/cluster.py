@@ -9,6 +9,7 @@ so a dead engine ends a rollout in seconds instead of never.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import secrets
@@ -137,6 +138,8 @@ class Cluster:
     signals: Signals
     session: Path | None
     """Directory of Ray's own logs; None when the cluster is somebody else's."""
+    exposed: str = ""
+    """Why strangers may run code in it, in words; "" when they may not (`exposure`)."""
 
     def actor(self, cls: type[Any], *args: Any, name: str, bundle: int, cpus: float) -> Actor:
         """Start an actor of a plain class in a bundle. It must have a method `process_id`."""
@@ -252,7 +255,30 @@ def ray_cluster(options: RayOptions, signals: Signals) -> Iterator[Cluster]:
         else:
             _join(ray, str(options.address), signals)
         group = _place(ray, options.bundles, signals)
-        yield Cluster(ray, group, signals, session.resolve() if session else None)
+        yield Cluster(ray, group, signals, session.resolve() if session else None, _exposed(ray, private))
+
+
+def exposure(*, private: bool, version: str, knows_tokens: bool, mode: str) -> str:
+    """Why whoever reaches this Ray's ports may run code in it, in words; "" when only holders of its token may.
+
+    version: Ray's. knows_tokens: whether it has token authentication at all. mode: RAY_AUTH_MODE.
+    """
+    if knows_tokens and mode.lower() == "token":
+        return ""
+    if not knows_tokens:
+        why = f"Ray {version} has no token authentication (pip install -U ray)"
+    elif private:
+        why = f"RAY_AUTH_MODE is {mode!r} (leave it unset, and rltop makes a token for the run)"
+    else:
+        # Joined without a token: so it asks nobody for one.
+        why = "the cluster that was joined asks for no token (RAY_AUTH_MODE=token where it is started)"
+    return f"Ray listens on every interface and lets anybody in who reaches it: {why}"
+
+
+def _exposed(ray: Any, private: bool) -> str:
+    knows = importlib.util.find_spec("ray._private.authentication") is not None
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    return exposure(private=private, version=str(ray.__version__), knows_tokens=knows, mode=mode)
 
 
 def _import_ray() -> Any:
@@ -342,7 +368,8 @@ def _join(ray: Any, address: str, signals: Signals) -> None:
             "cannot join the Ray cluster",
             where=f"--ray-address {address}",
             why=_last_line(error),
-            do="`ray status --address ADDRESS` says whether it is up; leave the flag out for a private one",
+            do="`ray status --address ADDRESS` says whether it is up; if it wants a token, export RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; leave the flag out for a private one",
         ) from error
 
 

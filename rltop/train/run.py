@@ -50,6 +50,8 @@ class Run:
     def _train(self, narrator: Narrator) -> None:
         config = self.config
         with ray_cluster(RayOptions(config.ray_address, bundles(config), self.ray_dir), self.signals) as cluster:
+            if cluster.exposed:
+                narrator.log("warn", cluster.exposed)
             # The first weights of the run that is resumed are kept: they may lie there under the other name.
             resumes = config.load is not None and find_checkpoint(config.load) is not None
             run = self.environ.get("RLTOP_RUN") or self.work_dir.name
