@@ -86,7 +86,7 @@ class Evil:
 
 def test_without_an_address_nothing_happens_and_zmq_is_not_imported() -> None:
     code = (
-        "import sys; from rltop.reporter import Reporter\n"
+        "import sys; from rltop import Reporter\n"
         "with Reporter() as r:\n"
         "    r.metrics({'a': 1}, step=1); r.log('info', 'x'); r.bye('done')\n"
         "assert not r.active\n"

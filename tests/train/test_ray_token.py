@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ except Exception as error:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    folder = Path(f"/tmp/rltop-token-{os.getpid()}")  # Ray's sockets need a short path
+    folder = Path(tempfile.mkdtemp(prefix="rltop-", dir="/tmp"))  # Ray's sockets need a short path
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", OWNER, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as owner:
@@ -58,7 +60,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         finally:
             owner.stdin.close()
             assert owner.wait(60) == 0
-            subprocess.run(["rm", "-rf", str(folder)], check=True)
+            shutil.rmtree(folder)
 
 
 def stranger(cluster: dict[str, Any], home: Path, **auth: str) -> str:

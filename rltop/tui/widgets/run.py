@@ -26,7 +26,8 @@ class RunFactsView(Struct):
     picker: Picker = field(default_factory=Picker)
 
     def uses(self, key: str) -> bool:
-        return key in ("run", "previous", "weights", "trainer") or key.startswith(("source/", "op/", "metric/perf/"))
+        mine = ("run", "previous", "weights", "trainer", "ingest")
+        return key in mine or key.startswith(("source/", "op/", "metric/perf/"))
 
     def badge(self, frame: Frame) -> Row:
         lost = sum(_losses(value) for _, value in under(frame.state, "source/"))
@@ -88,7 +89,8 @@ def _lines(fact: _Fact, width: int) -> list[Row]:
 
 
 def _losses(source: Mapping[str, Any]) -> int:
-    return sum(int(source[name]) for name in ("lost", "dropped") if isinstance(source.get(name), int))
+    # What a producer dropped is a hole in its sequence too: the larger number holds the other.
+    return max((int(source[name]) for name in ("lost", "dropped") if isinstance(source.get(name), int)), default=0)
 
 
 def _all(frame: Frame) -> Iterator[_Fact]:
@@ -121,6 +123,7 @@ def _all(frame: Frame) -> Iterator[_Fact]:
     yield from _times(frame)
     yield from _weights(frame)
     yield from _sources(frame)
+    yield from _ingest(frame)
     for _, op in under(frame.state, "op/"):
         words = [op.get(name) for name in ("name", "target", "state", "stage", "text")] + ["by", op.get("who")]
         told = [str(word) for word in words if word]
@@ -164,12 +167,24 @@ def _weights(frame: Frame) -> Iterator[_Fact]:
             yield f"  engine {name}", f"not synced: {answer.get('message', '')}", "bad"
 
 
+def _ingest(frame: Frame) -> Iterator[_Fact]:
+    ingest = frame.state.get("ingest")
+    if isinstance(ingest, Mapping):
+        refused = ingest.get("refused")
+        text = f"{plain(ingest.get('address'))}, {plain(ingest.get('connections'))} connected"
+        text += f", {refused} refused" if refused else ", none refused"
+        yield "ingest over TCP", text, "warn" if refused else "text"
+
+
 def _sources(frame: Frame) -> Iterator[_Fact]:
     for name, source in under(frame.state, "source/"):
         last = source.get("last")
         since = frame.since(float(last)) if isinstance(last, int | float) else None
         lost = _losses(source)
         text = f"{plain(source.get('records'))} records" + (f", {lost} lost" if lost else ", none lost")
+        dropped = source.get("dropped")
+        text += f" ({dropped} dropped by it)" if isinstance(dropped, int) and dropped else ""
+        text += f", key {source.get('key')}" if source.get("key") else ""
         text += f", last {age(since)} ago" if since is not None else ""
         text += f", pid {source.get('pid')} on {source.get('host')}" if source.get("pid") else ""
         yield f"source {name}", text, "warn" if lost else "text"
