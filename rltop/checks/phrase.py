@@ -48,7 +48,10 @@ def _of_point(point: Point) -> Evidence:
         text = f"{point.name} = {num(point.value)} in rollout {point.step}"
     elif point.rollout is not None:
         text += f" (rollout {point.rollout})"
-    return _place(point.where, f"{point.name}@{point.step}", text)
+    if point.where is None:
+        return Evidence(f"{point.name}@{point.step}", None, text[:EVIDENCE_CHARS])
+    # Not the line itself: it holds dozens of other metrics.
+    return Evidence(point.where.source, point.where.line, text[:EVIDENCE_CHARS])
 
 
 def of_samples(samples: Sequence[Sample], *, most: int = 3) -> tuple[Evidence, ...]:

@@ -40,6 +40,74 @@ def render(report: Report, *, width: int = 100, injected_faults: Sequence[str] =
     return "\n".join([*lines, *([""] if rest else []), *rest])
 
 
+FULL_ROOTS = 3
+"""Root causes that `render_folded` shows with evidence and advice; the others are two lines each."""
+FOLDED_EVIDENCE = 2
+COMMAND = "rltop check --all"
+
+
+def render_folded(report: Report, *, width: int = 100, injected_faults: Sequence[str] = ()) -> str:
+    """What somebody needs who has five seconds: what broke, where it stands, what to do. Everything that is not wrong
+    is one line; `render` shows it."""
+    width = max(width, 40)
+    firing = [v for v in report.verdicts if v.status in FIRING]
+    roots = [v for root in report.root_causes for v in firing if v.id == root and not v.consequence_of]
+    lines: list[str] = []
+    if injected_faults:
+        lines += [*_wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
+    lines += _wrap(_verdict_line(report, roots, len(firing)), "", width)
+    shown: set[str] = set()
+    for number, verdict in enumerate(roots):
+        lines += ["", *_short_block(verdict, width, full=number < FULL_ROOTS)]
+        followers = [v for v in firing if verdict.id in v.consequence_of and v.id not in shown]
+        if verdict.id not in shown:
+            lines += _folded_followers(followers, width)
+        shown |= {verdict.id, *(v.id for v in followers)}
+    lines += _folded_followers([v for v in firing if v.id not in shown], width)
+    notes = [_cut(f"note  {v.id}: {v.cause}", width) for v in report.verdicts if v.status == "info"]
+    passed = len({v.id for v in report.verdicts if v.status == "pass"})
+    skipped = len({v.id for v in report.verdicts if v.status == "skip"})
+    rest = _wrap(f"{passed} checks passed, {skipped} could not be tested: {COMMAND} says which and why.", "", width)
+    return "\n".join([*lines, "", *notes, *rest])
+
+
+def _verdict_line(report: Report, roots: Sequence[Verdict], firing: int) -> str:
+    if not roots:
+        return "Nothing is wrong in what could be tested." if not firing else "Something is wrong."
+    fails = len({v.id for v in roots if v.status == "fail"})
+    warns = len({v.id for v in roots if v.status == "warn"} - {v.id for v in roots if v.status == "fail"})
+    parts = [f"{fails} root cause{'s' if fails > 1 else ''}"] if fails else []
+    parts += [f"{warns} warning{'s' if warns > 1 else ''}"] if warns else []
+    effects = firing - len(roots)
+    return " and ".join(parts) + (f", with {effects} consequence{'s' if effects > 1 else ''}" if effects else "") + ":"
+
+
+def _short_block(verdict: Verdict, width: int, *, full: bool) -> list[str]:
+    pad = " " * LABEL
+    place = _place(verdict)
+    head = f"{verdict.status.upper():<{LABEL}}{verdict.id}" + (f"  {place}" if place else "")
+    sure = "" if verdict.confidence == "high" else f"  (confidence {verdict.confidence})"
+    lines = [_cut(head + sure, width), *_wrap(verdict.cause, pad, width)]
+    evidence = verdict.evidence[: FOLDED_EVIDENCE if full else 1]
+    for one in evidence:
+        source = one.source if one.line is None else f"{one.source}:{one.line}"
+        lines.append(_cut(f"{pad}at  {source}  {one.text}", width))
+    if more := len(verdict.evidence) - len(evidence):
+        lines[-1:] = [_cut(lines[-1], width - len(f" (+{more})")) + f" (+{more})"]
+    for advice in verdict.advice if full else ():
+        lines += _wrap(advice, f"{pad}do  ", width)
+    return lines
+
+
+def _folded_followers(followers: Iterable[Verdict], width: int) -> list[str]:
+    return [_cut(f"{' ' * LABEL}so  {v.id} ({v.status}): {v.cause}", width) for v in followers]
+
+
+def _cut(text: str, width: int) -> str:
+    plain = _one_line(text)
+    return plain if len(plain) <= width else plain[: width - 1] + "…"
+
+
 def _headline(report: Report) -> str:
     counts = report.summary
     told = [f"{counts.get(status, 0)} {status}" for status in ("fail", "warn", "info", "pass", "skip")]

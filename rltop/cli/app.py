@@ -249,7 +249,8 @@ def check(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="Thresholds from its [checks.thresholds].")
     ] = None,
-    refs: Annotated[bool, typer.Option("--refs", help="Say which guide or report each check comes from.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also what passed, and why the rest was not tested.")] = False,
+    refs: Annotated[bool, typer.Option("--refs", help="--all, with the guide or report of each check.")] = False,
 ) -> int:
     """What broke a run, from what it left: logs, metrics, samples, dumps, checkpoints, arguments.
 
@@ -258,7 +259,13 @@ def check(
     from rltop.cli.check import check as run_check
 
     return run_check(
-        paths, as_json=as_json, require=tuple(require or ()), allow_skip=allow_skip, config=config, refs=refs
+        paths,
+        as_json=as_json,
+        require=tuple(require or ()),
+        allow_skip=allow_skip,
+        config=config,
+        refs=refs,
+        every=every,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from rltop.checks.catalogue import CATALOGUE, LAUNCH, STEP1, STEP2
 from rltop.checks.evaluate import evaluate
-from rltop.checks.render import render
+from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.checks.verdict import Report
 from rltop.cli.output import note, print_json
@@ -31,6 +31,7 @@ def check(
     allow_skip: bool = False,
     config: Path | None = None,
     refs: bool = False,
+    every: bool = False,
 ) -> int:
     """Reads, judges, prints. 0: nothing failed; 1: a check failed, or a required one was not tested.
 
@@ -46,7 +47,10 @@ def check(
         print_json({key: value for key, value in document.items() if key != "schema"})
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-        print(render(report, width=width, refs=refs, injected_faults=obs.injected_faults))
+        if every or refs:
+            print(render(report, width=width, refs=refs, injected_faults=obs.injected_faults))
+        else:
+            print(render_folded(report, width=width, injected_faults=obs.injected_faults))
     for id_ in untested:
         note(f"rltop: {id_} is required and was not tested (--allow-skip lets that pass)")
     sys.stdout.flush()

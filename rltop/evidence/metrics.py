@@ -245,7 +245,7 @@ class _File:
         ok = fields.get("ok", fields.get("success", True))
         version = str(fields.get("weight_version", fields.get("version", "")) or "")
         if not version and (step := whole(fields.get("after_step"))) is not None:
-            version = f"after step {step}"
+            version = f"step-{step}"
         event = SyncEvent(version, ok=ok is not False, where=where, transport=str(fields.get("transport", "") or ""))
         self._pending.append(event)
 

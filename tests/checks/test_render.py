@@ -6,7 +6,7 @@ import math
 
 from rltop.checks.evaluate import evaluate
 from rltop.checks.observe import EngineSync, SyncEvent
-from rltop.checks.render import render
+from rltop.checks.render import render, render_folded
 from rltop.checks.verdict import Evidence, Report, Verdict
 from tests.checks.build import at, healthy, obs, rollout, sample
 
@@ -47,7 +47,7 @@ def test_every_line_fits_the_width() -> None:
 def test_offline_evidence_is_a_file_and_a_line_and_references_on_demand() -> None:
     row = healthy(0, grad_norm=math.inf)
     report = evaluate(obs(type(row)(row.axis, row.step, row.values, 0, 0, where=at(12))))
-    assert "at  train.log:12  line 12" in render(report)
+    assert "at  train.log:12  train/grad_norm = Inf at train step 0" in render(report)
     assert "ref F13 B19" in render(report, refs=True)
 
 
@@ -74,3 +74,27 @@ def test_a_consequence_of_a_consequence_is_not_lost() -> None:
 def test_values_are_readable() -> None:
     verdict = Verdict("train.nan", "fail", cause="c", value={"a": {"b": 1, "c": 0.123456}, "d": None, "e": "NaN"})
     assert "value a=(b=1, c=0.1235), e=NaN  threshold -" in render(Report((verdict,), ("train.nan",), {}))
+
+
+def test_the_folded_report_fits_a_small_screen_and_leaves_out_what_is_not_wrong() -> None:
+    report = evaluate(obs(healthy(0), healthy(1, grad_norm=math.nan), sample("!" * 99, rollout_id=2)))
+    for width in (40, 80, 120):
+        lines = render_folded(report, width=width, injected_faults=["x"]).splitlines()
+        assert max(map(len, lines)) <= width
+    assert lines[0] == "injected on purpose: x"
+    assert lines[2] == "1 root cause, with 1 consequence:"
+    assert lines[4].startswith("FAIL  train.nan  rollout 1, step 1")
+    assert any(line.startswith("      so  rollout.text (fail): ") for line in lines)
+    assert lines[-1].endswith("rltop check --all says which and why.")
+    assert not any(line.startswith(("pass", "skip")) for line in lines)
+
+
+def test_folded_warnings_are_not_called_causes_and_nothing_wrong_comes_first() -> None:
+    warn = Verdict("kl.on-policy", "warn", cause="c", confidence="low")
+    text = render_folded(Report((warn,), ("kl.on-policy",), {}))
+    assert text.startswith("1 warning:\n\nWARN  kl.on-policy  (confidence low)\n")
+    assert render_folded(Report((), (), {})).startswith("Nothing is wrong in what could be tested.")
+    many = tuple(Verdict(f"a.{i}", "fail", cause="c", advice=("do it",)) for i in range(5))
+    text = render_folded(Report(many, tuple(v.id for v in many), {}))
+    assert text.startswith("5 root causes:")
+    assert text.count("do it") == 3

@@ -1,0 +1,141 @@
+"""`rltop check`: exit codes, JSON, required checks, thresholds, and the short report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltop.checks.catalogue import CATALOGUE
+from rltop.cli.main import main
+from tests.cli.test_imports import HEAVY, modules_after
+
+STEP = "(MegatronTrainRayActor pid=4101) [2026-03-02 10:0{0}:00] model.py:918 - step {0}: {{'train/grad_norm': {1}, "
+STEP += "'train/loss': 0.1, 'train/ppo_kl': 0.0, 'train/step': {0}}}\n"
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Path:
+    (tmp_path / "train.log").write_text("".join(STEP.format(i, 0.2) for i in range(3)))
+    return tmp_path
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "train.log").write_text("".join(STEP.format(i, "nan" if i == 2 else 0.2) for i in range(4)))
+    return folder
+
+
+def document(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code = main(["check", *argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_json_is_schema_1_with_every_check(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = document(capsys, str(healthy))
+    assert code == 0
+    assert list(report) == ["schema", "verdicts", "root_causes", "summary"]
+    assert report["schema"] == 1
+    assert {verdict["id"] for verdict in report["verdicts"]} == {entry.id for entry in CATALOGUE}
+    assert report["summary"]["fail"] == 0
+    keys = {
+        "id", "status", "rollout", "step", "engine", "rank", "value", "threshold", "evidence", "cause", "advice",
+        "confidence", "consequence_of", "refs",
+    }  # fmt: skip
+    assert all(set(verdict) == keys for verdict in report["verdicts"])
+    for verdict in report["verdicts"]:
+        assert all(set(one) == {"source", "line", "text"} for one in verdict["evidence"])
+
+
+def test_a_fail_is_exit_1_with_file_and_line(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = document(capsys, str(broken))
+    assert code == 1
+    assert report["root_causes"][0] == "train.nan"
+    (nan,) = [verdict for verdict in report["verdicts"] if verdict["id"] == "train.nan"]
+    assert (nan["step"], nan["evidence"][0]["source"], nan["evidence"][0]["line"]) == (2, "train.log", 3)
+
+
+def test_unusable_input_is_exit_2_and_stdout_stays_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("not json\n")
+    for path, words in ((tmp_path, "metrics.jsonl:1"), (tmp_path / "missing", "missing")):
+        assert main(["check", str(path), "--json"]) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert words in told.err
+
+
+def test_the_short_report_is_the_root_cause_the_line_and_what_to_do(
+    broken: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["check", str(broken)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1 root cause")
+    assert lines[2].startswith("FAIL  train.nan")
+    assert any(line.startswith("      at  train.log:3  ") for line in lines)
+    assert any(line.startswith("      do  ") for line in lines)
+    assert "checks passed" in lines[-1]
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_nothing_wrong_is_said_in_the_first_line(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(healthy)]) == 0
+    short = capsys.readouterr().out
+    assert short.startswith("Nothing is wrong in what could be tested.")
+    assert main(["check", str(healthy), "--all"]) == 0
+    assert "skip" in capsys.readouterr().out
+
+
+def test_a_required_check_that_was_not_tested_is_exit_1(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(healthy), "--require", "train.nan"]) == 0
+    assert main(["check", str(healthy), "--require", "train.nan,rollout.text"]) == 1
+    assert "rollout.text is required" in capsys.readouterr().err
+    assert main(["check", str(healthy), "--require", "step1", "--allow-skip"]) == 0
+    assert main(["check", str(healthy), "--require", "step2"]) == 1
+    capsys.readouterr()
+    assert main(["check", str(healthy), "--require", "train.nam"]) == 2
+    assert "did you mean train.nan" in capsys.readouterr().err
+
+
+def test_thresholds_come_from_a_file(healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "rltop.toml"
+    config.write_text("[checks.thresholds]\ngrad_first_warn = 0.1\n")
+    _, report = document(capsys, str(healthy / "train.log"), "--config", str(config))
+    (high,) = [verdict for verdict in report["verdicts"] if verdict["id"] == "train.grad-high"]
+    assert high["status"] == "warn"
+    for text, words in (("[checks.thresholds]\ngrad_frist_warn = 1\n", "grad_first_warn"), ("[x", "is no TOML")):
+        config.write_text(text)
+        assert main(["check", str(healthy), "--config", str(config)]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["check", str(healthy), "--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_several_paths_are_one_run(healthy: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (healthy / "other").mkdir()
+    (healthy / "other" / "args.txt").write_text("--colocate\n")
+    code, report = document(capsys, str(broken), str(healthy / "other"))
+    assert code == 1
+    sources = {one["source"] for verdict in report["verdicts"] for one in verdict["evidence"]}
+    assert "broken/train.log" in sources
+
+
+def test_it_imports_nothing_heavy(broken: Path) -> None:
+    loaded = modules_after("check", str(broken))
+    assert "rltop.evidence.collect" in loaded
+    assert not loaded & {*HEAVY, "zmq", "asyncio"}
+
+
+def test_stdout_is_the_document_and_nothing_else(broken: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rltop", "check", str(broken), "--json"], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    json.loads(done.stdout)
+    assert done.stderr == b""
