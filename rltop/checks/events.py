@@ -71,7 +71,7 @@ def own_frame(event: LogEvent) -> str:
     if isinstance(frame, list | tuple) and len(frame) == 3:
         return f"{frame[0]}:{frame[1]}" + (f" in {frame[2]}" if frame[2] else "")
     inner = frames(event)
-    return inner[-1] if inner else ""
+    return next((one for one in reversed(inner) if not _LIBRARY.search(one)), inner[-1] if inner else "")
 
 
 def whole_text(event: LogEvent) -> str:
@@ -81,6 +81,7 @@ def whole_text(event: LogEvent) -> str:
     )
 
 
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|<string>|/torch/|^torch/|^ray/|/triton/")
 _UNKNOWN: Owner = ""
 
 

@@ -80,7 +80,7 @@ class KnownCrash:
 
     def sentence(self) -> str:
         """`looks like sgl-project/sglang#1 (title), fixed by ...`."""
-        fix = f", fixed by {self.fix}" if self.fix else ", no fix is known"
+        fix = f", fixed by {self.fix}" if self.fix else ", which names no fix"
         return f"looks like {self.issue} ({self.title}){fix}"
 
     def advice(self) -> str:
@@ -99,11 +99,18 @@ def match_fault(obs: Observations, fault: Fault) -> tuple[KnownCrash, ...]:
     return match(obs, fault.event, kernel=fault.kernel, phase=fault.phase)
 
 
-def match(obs: Observations, event: LogEvent, *, kernel: str = "", phase: str = "") -> tuple[KnownCrash, ...]:
-    """Known crashes that the event looks like, the most specific first; at most three."""
+def match(
+    obs: Observations, event: LogEvent, *, kernel: str = "", phase: str = "", message_only: bool = False
+) -> tuple[KnownCrash, ...]:
+    """Known crashes that the event looks like, the most specific first; at most three.
+
+    `message_only`: the frames say nothing (most entries are about illegal accesses, and any error may pass there).
+    """
     print_ = fingerprint(event.text, frames(event), kernel)
     near = [other.text for other in obs.events if other.where.source == event.where.source and _close(other, event)]
-    text = "\n".join([whole_text(event), own_frame(event), kernel, *near]).lower()
+    text = event.text.lower()
+    if not message_only:
+        text = "\n".join([whole_text(event), own_frame(event), kernel, *near]).lower()
     found = []
     for crash in obs.known_crashes:
         score = _score(obs, crash, print_, text, kernel, phase)

@@ -52,7 +52,7 @@ class Rule:
     """Names of the metrics that it reads; one that ends in `/` is a prefix. A bounded source keeps only these."""
     stage: int = 0
     """Rules of a later stage see the verdicts of the earlier ones (`Observations.verdicts`): 1 for a rule that asks
-    whether another check fires, 2 for what is left when all others have spoken."""
+    whether another check fires, later ones for what is left when the others have spoken."""
 
 
 _LOG_PROBS = train_nan.ROLLOUT_METRICS

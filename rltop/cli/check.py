@@ -6,6 +6,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rltop.checks.verdict import Report
 from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.collect import collect
+from rltop.evidence.known import with_table
 
 SETS: Mapping[str, tuple[str, ...]] = {"step1": STEP1, "step2": STEP2, "launch": LAUNCH}
 
@@ -39,7 +41,7 @@ def check(
     """
     wanted = required(require)
     thresholds = read_thresholds(config) if config is not None else DEFAULTS
-    obs = collect(paths)
+    obs = replace(collect(paths), known_crashes=with_table(crash_table(config)))
     report = evaluate(obs, thresholds)
     untested = [] if allow_skip else skipped(report, wanted)
     if as_json:
@@ -85,16 +87,33 @@ def skipped(report: Report, ids: Sequence[str]) -> list[str]:
     return [id_ for id_ in ids if id_ not in tested]
 
 
-def read_thresholds(path: Path) -> Thresholds:
-    """`[checks.thresholds]` of a TOML file. Raises RltopError for a file or table that can not be used."""
+def crash_table(config: Path | None) -> Path | None:
+    """The file of `known_crashes` in `[checks]`, beside the configuration; None without one. Raises RltopError."""
+    if config is None:
+        return None
+    checks = _tables(config).get("checks", {})
+    name = checks.get("known_crashes") if isinstance(checks, dict) else None
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise RltopError("known_crashes must name a file", where=f"{config} [checks]", do='known_crashes = "mine.toml"')
+    return config.parent / name
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """A TOML file. Raises RltopError."""
     try:
         with path.open("rb") as file:
-            document = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
         raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RltopError("is no TOML", where=str(path), why=str(error)) from None
-    checks = document.get("checks", {})
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """`[checks.thresholds]` of a TOML file. Raises RltopError for a file or table that can not be used."""
+    checks = _tables(path).get("checks", {})
     values = checks.get("thresholds", {}) if isinstance(checks, dict) else None
     if not isinstance(values, dict):
         raise RltopError("[checks.thresholds] must be a table", where=str(path), do="[checks.thresholds]")

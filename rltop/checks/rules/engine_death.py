@@ -194,11 +194,13 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     at = f" at {clock(first.time)}" if first.time is not None else ""
     victim = whole(first, "victim")
     name = _name(first) if victim is None or first.pid == victim else f"the engine process {victim}"
-    cause = f"{name} died{at}: {reason}"
+    early = not any(word(e, "stage") == "ready" and e.order < first.order for e in of_kind(obs, "engine_stage"))
+    early = early and not of_kind(obs, "prefill", "decode")
+    cause = f"{name} died{at}{' before it was ready' if early else ''}: {reason}"
     cause += f"; the first request without an answer came {span(gap)} later" if gap is not None else ""
     cause += f"; {rollouts} rollouts were done" if rollouts else ""
     cause += "; an engine was started again since" if recovered else ""
-    known = match(obs, first) or (match(obs, place) if place else ())
+    known = match(obs, place, message_only=place.kind != "ima") if place else ()
     evidence: list[Evidence] = [of_event(first)]
     evidence += [of_event(place)] if place else []
     evidence += [of_event(e) for e in unanswered[:1]] + [of_event(e) for e in recovered[:1]]

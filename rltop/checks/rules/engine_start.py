@@ -15,7 +15,7 @@ from rltop.checks.verdict import Evidence, Status, Verdict
 
 PORT = "engine.port"
 NOT_READY = "engine.not-ready"
-PORT_STAGE = 1
+PORT_STAGE = 2
 """A refused connection is only worth a verdict when no other check says why the engine is not up."""
 _LINUX_RANGE = (32768, 60999)
 """Ephemeral ports of Linux by default."""
@@ -155,7 +155,8 @@ def check_not_ready(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if not early:
         return [Verdict(NOT_READY, "pass", cause="No request came before the engines could answer.")]
     late = [e for e in early if ready and _long_after(e, ready[-1], t.not_ready_s)]
-    if not starting and not late and workers != 0 and not any(e.order > early[0].order for e in ready):
+    waiting = starting or workers == 0 or any(e.order > early[0].order for e in ready)
+    if (late and workers) or not (late or waiting):
         cause = "Requests found no engine, but nothing shows that one was still starting (see engine.died)."
         return [Verdict(NOT_READY, "pass", cause=cause, evidence=tuple(of_event(e) for e in early[:2]))]
     status: Status = "fail" if late and (workers in (0, None)) else "warn"

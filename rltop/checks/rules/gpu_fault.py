@@ -126,7 +126,7 @@ def _hardware_advice() -> tuple[str, ...]:
 
 def _ladder(fault: Fault) -> tuple[str, ...]:
     soak = ""
-    if fault.since_start_s:
+    if fault.since_start_s and fault.since_start_s >= 1:
         soak = f" for longer than {span(1.5 * fault.since_start_s)}, because the fault took {span(fault.since_start_s)}"
     if fault.phase == "capture":
         return (

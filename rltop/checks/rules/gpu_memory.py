@@ -82,7 +82,7 @@ def _engine(obs: Observations, own: Sequence[LogEvent]) -> Verdict:
             "a smaller graph batch limit: --sglang-cuda-graph-max-bs",
             "--sglang-chunked-prefill-size 2048",
         )
-    known = match(obs, event)
+    known = match(obs, event, message_only=True)
     return Verdict(
         ENGINE,
         "fail",

@@ -17,7 +17,7 @@ from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import FIRING, Evidence, Verdict
 
 ID = "host.unexplained"
-STAGE = 2
+STAGE = 3
 _KINDS = ("traceback", "ima", "oom", "memory_saver", "fatal", "death", "job_end", "port_in_use", "no_attention")
 _BENIGN = re.compile(
     r"may not be an issue|connected to 0 peer ranks|Grad overflow|OVERFLOW!|freeze_gc|"
@@ -72,6 +72,10 @@ def _benign(obs: Observations, event: LogEvent) -> bool:
         return True
     if event.kind == "job_end":
         return word(event, "state") in ("succeeded", "stopped") or whole(event, "code") == 0
+    first = whole(event, "first_line") or event.where.line or 0
+    for note in of_kind(obs, "harmless"):
+        if note.where.source == event.where.source and 0 < first - (note.where.line or 0) <= 3:
+            return True
     text = whole_text(event)
     if _BENIGN.search(text) and event.kind == "traceback":
         return True

@@ -119,6 +119,11 @@ def loaded(line: Line) -> Mapping[str, object] | None:
     return {} if _HF_OK.search(line.text) and "rror" not in line.text and "fail" not in line.text.lower() else None
 
 
+def _harmless(line: Line) -> Mapping[str, object] | None:
+    """The traceback that follows this line is known to mean nothing."""
+    return {} if "freeze_gc failed" in line.text else None
+
+
 RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("timer", ("Timer ",), timer, bulk=True),
     Recogniser("health", ("Health check failed",), health),
@@ -135,5 +140,6 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     Recogniser("iteration", (" iteration ",), iteration, bulk=True),
     Recogniser("overflow", ("OVERFLOW", "overflow", "found inf"), overflow, bulk=True),
+    Recogniser("harmless", ("freeze_gc failed",), _harmless),
     Recogniser("loaded", ("oaded ", "oading "), loaded, bulk=True),
 )
