@@ -53,8 +53,8 @@ def steps_per_rollout(obs: Observations) -> int | None:
     batch = obs.args.number("global_batch_size")
     if not prompts or not batch:
         return None
-    steps = int(prompts * (samples or 1) // batch)
-    return steps if steps >= 1 else None
+    steps = prompts * (samples or 1) / batch
+    return int(steps) if 1 <= steps < math.inf else None
 
 
 def points(obs: Observations, name: str, axis: Axis = "train") -> tuple[Point, ...]:
