@@ -20,6 +20,7 @@ import msgpack
 import pytest
 import zmq
 
+from rltop import reporter_link
 from rltop.protocol.codec import decode
 from rltop.protocol.messages import Record
 from rltop.reporter import _MAX_ARRAY, MAX_VALUES, Reporter
@@ -62,6 +63,12 @@ def listener(address: str) -> Iterator[Listener]:
     yield found
     found.close()
     Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested is what arrives, not how fast this machine is just now."""
+    monkeypatch.setattr(reporter_link, "CLOSE_S", PATIENCE_S)
 
 
 class Scalar:
@@ -358,7 +365,8 @@ def test_a_pickled_reporter_is_a_new_one_of_the_same_source(address: str, listen
 @pytest.mark.parametrize("how", ["", "sys.exit(3)", "raise RuntimeError"])
 def test_the_end_of_the_interpreter_delivers_what_nobody_closed(how: str, address: str, listener: Listener) -> None:
     code = (
-        f"import sys\nfrom rltop.reporter import Reporter\nr = Reporter(address=sys.argv[1])\nr.log('info', 'x')\n{how}"
+        "import sys\nfrom rltop import Reporter, reporter_link\nreporter_link.CLOSE_S = 20.0\n"
+        f"r = Reporter(address=sys.argv[1])\nr.log('info', 'x')\n{how}"
     )
     subprocess.run([sys.executable, "-c", code, address], capture_output=True, check=False, timeout=PATIENCE_S)
     assert listener.take()[0].payload["text"] == "x"
