@@ -1,4 +1,4 @@
-"""The parent of a trainer: starts it, waits, and writes down how it ended. Nothing else.
+"""The parent of a trainer: starts it, waits, and writes down how it ended. It also keeps room for its log.
 
 Only a parent learns an exit code, and the daemon may be killed and started again while the trainer runs. So a process
 that is too simple to die stands between them. It writes `trainer.json` twice: who the trainer is (marker, pid, birth)
@@ -7,11 +7,15 @@ as soon as it lives, so that every later daemon of the run can find it, and its 
 Started by path as `python -I -S keeper.py REPORT_FD RECORD MARKER COMMAND…` and imports nothing of rltop: that is some
 20 ms. The first record also goes to REPORT_FD, for the daemon that waits. TERM, INT and HUP are ignored here: they are
 for the trainer, which leads a session of its own. A disk that takes no record costs the exit code, not the trainer.
+
+A program that prints dies when its log's disk is full, and the log is rltop's idea. So some MiB behind the end of the
+log are always reserved while there is room: a disk that somebody else fills up then leaves hours of output.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +24,10 @@ import sys
 import time
 
 MARKER = "RLTOP_JOB"
+RESERVES = (8 << 20, 1 << 20, 1 << 18)
+"""Bytes of room for the log, the most that the disk gives."""
+LOOK_S = 1.0
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -64,12 +72,50 @@ def main(argv: list[str]) -> int:
     found |= {"pid": pid, "birth": birth(pid)}
     _write(record, found)
     _tell(report, found)
+    room = Room(os.dup(1))
     with open(os.devnull, "r+b") as nothing:  # the log belongs to the trainer
         for descriptor in (0, 1, 2):
             os.dup2(nothing.fileno(), descriptor)
-    _, status = os.waitpid(pid, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        room.reserve()
+        signal.sigtimedwait([signal.SIGCHLD], LOOK_S)
+    status = ended[1]
+    room.give_back()
     _write(record, {**found, "code": os.waitstatus_to_exitcode(status), "ended": time.time()})
     return 0
+
+
+class Room:
+    """Disk blocks behind the end of a log (Linux; elsewhere, and on disks that cannot, there is none)."""
+
+    def __init__(self, log: int) -> None:
+        self._log = log
+        self._until = 0
+        self._fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+        if self._fallocate is not None:
+            self._fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+    def reserve(self) -> None:
+        """Reserve again when half of the room is used."""
+        if self._fallocate is None:
+            return
+        try:
+            size = os.fstat(self._log).st_size
+        except OSError:
+            return
+        for room in RESERVES:
+            if size + room // 2 < self._until:
+                return
+            if self._fallocate(self._log, _KEEP_SIZE, size, room) == 0:
+                self._until = size + room
+                return
+
+    def give_back(self) -> None:
+        """Free what was reserved and not used."""
+        if self._until:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._log, os.fstat(self._log).st_size)
 
 
 def _write(record: str, found: dict[str, object]) -> None:

@@ -207,3 +207,13 @@ async def test_the_marker_is_in_its_environment(tmp_path: Path) -> None:
     job = start(tmp_path, f"import os; print(os.environ['{MARKER}'])", marker="amber-1/abc")
     await job.wait()
     assert last_line(job.log) == "amber-1/abc"
+
+
+async def test_room_for_the_log_is_reserved_and_given_back(tmp_path: Path) -> None:
+    job = start(tmp_path, SLEEPS)
+    ready(job)
+    wait_for(lambda: job.log.stat().st_blocks * 512 >= 1 << 18, "nothing was reserved")
+    assert job.log.read_text() == "ready\n", "what is reserved is not in the file"
+    await job.stop()
+    await job.wait()
+    assert job.log.stat().st_blocks * 512 < 1 << 18

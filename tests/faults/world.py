@@ -17,7 +17,7 @@ from rltop.runs import RunInfo
 from tests.daemon.util import Viewer, wait_for
 
 _TRAINER = """
-import logging, mmap, os, signal, struct, subprocess, sys, time
+import mmap, os, signal, struct, subprocess, sys, time
 from rltop.reporter import Reporter
 path, engine = sys.argv[1], sys.argv[2]
 with open(path, "w+b") as file:
@@ -25,7 +25,6 @@ with open(path, "w+b") as file:
     shared = mmap.mmap(file.fileno(), 4096)
 if engine:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-logging.basicConfig(level=logging.INFO)
 with Reporter() as reporter:
     reporter.run(framework="test", num_rollout=10**6)
     reporter.engine(id="0", state="HEALTHY", generation=1)
@@ -37,8 +36,7 @@ with Reporter() as reporter:
             reporter.log("info", f"line {step}")
         slowest = max(slowest, time.monotonic() - began)
         struct.pack_into("=qdqq", shared, 0, step, slowest, reporter.dropped, reporter.errors)
-        if step % 10 == 0:
-            logging.info("step %d", step)
+        print(f"step {step} " + 500 * ".", flush=True)
         step += 1
         time.sleep(0.01)
 """
