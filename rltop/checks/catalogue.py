@@ -122,7 +122,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "parameters on both sides are equal",
         "pf",
         "D1.1 D4.4 W B06 B42",
-        "weights.sync-garble rollout.text",
+        "weights.sync-garble rollout.text logprob.train-rollout",
     ),
     _entry(
         "weights.update-failed",

@@ -188,6 +188,68 @@ class Thresholds:
     text_first_share: float = 0.1
     """Responses whose first token does not belong."""
 
+    # -- cluster.placement
+    placement_wait_s: float = 120.0
+    """Seconds that a job may wait for GPUs that are registered but not free."""
+
+    # -- cluster.gpu-mapping
+    gpu_foreign_gb: float = 1.0
+    """Memory of somebody else's process on an own GPU, in GB, above which it is in the way."""
+
+    # -- weights.frozen
+    frozen_syncs: int = 4
+    """Successful syncs over which a greedy answer, or the weight version, stays the same."""
+    frozen_drift_factor: float = 2.0
+    """The gap of trainer and engine grows at least by this over these syncs (as in logprob.drift)."""
+    frozen_drift_rise: float = 0.01
+    """And by this, in nats."""
+    frozen_drift_correlation: float = 0.7
+    """Rank correlation of the gap with time, at least."""
+
+    # -- weights.mixed-version
+    version_lag: int = 0
+    """Weight versions that a sample may be behind the newest of its rollout."""
+    version_lag_async: int = 1
+    """The same where rollouts run beside training."""
+
+    # -- weights.resume-stale
+    stale_gap_factor: float = 5.0
+    """The first gap after a resume above this multiple of its neighbours' median (and above `gap_warn`)."""
+    stale_reward_share: float = 0.5
+    """Or its reward below this share of its neighbours'."""
+
+    # -- engine.bisect
+    bisect_soak: float = 1.5
+    """A clean run counts if it lasted this multiple of the longest failing one."""
+    bisect_luck: float = 0.05
+    """Largest probability that the clean runs are luck."""
+
+    # -- logprob.outliers
+    outlier_error: float = 2.0
+    """Multiplicative error of a sequence above which it is an outlier."""
+    outlier_warn: float = 0.05
+    """Outliers among the sequences of a step, from here on: warn."""
+    outlier_fail: float = 0.1
+    """From here on, with the same prompts in two steps: fail."""
+    outlier_same: float = 0.5
+    """Jaccard index of two steps' outliers from which they are the same prompts."""
+    outlier_spike: float = 10.0
+    """A mean over sequences above this multiple of its median is a spike (rltop's choice)."""
+
+    # -- rollout.truncated
+    truncated_warn: float = 0.25
+    """Share of responses that are cut at the cap."""
+    truncated_fail: float = 0.9
+    """From here on: fail."""
+
+    # -- rollout.reward-flat
+    reward_flat_rollouts: int = 2
+    """Rollouts in a row without any spread of rewards."""
+
+    # -- dump.size
+    dump_field_share: float = 0.5
+    """One field above this share of a dump's bytes."""
+
     recovered_rollouts: int = 20
     """So many good rollouts after the last bad one turn a text or gap warning into info; a fail stays, because a step
     was trained on those samples (rltop's choice)."""

@@ -31,10 +31,12 @@ from rltop.checks.observe import (
     SyncEvent,
     TextLine,
 )
+from rltop.checks.phrase import mismatches
 from rltop.checks.registry import metric_names
 from rltop.checks.rules.logprob_gap import METRIC as GAP
 from rltop.checks.rules.rollout_text import pattern_of
 from rltop.checks.rules.train_nan import ABORT
+from rltop.checks.rules.weights_version import mixed
 from rltop.checks.samples import make_sample
 from rltop.checks.thin import ThinSeries
 from rltop.checks.thresholds import DEFAULTS, Thresholds
@@ -206,6 +208,7 @@ class LiveChecks:
             or (sample.engine_gap is not None and sample.engine_gap.mean > limit)
             for sample in made
         )
+        notable = notable or mixed(made)
         key = (segment, payload.rollout_id)
         self._samples.add(key, made, notable=notable)
         if notable:
@@ -236,6 +239,8 @@ class LiveChecks:
             segment=self._segments.now(record.source.name),
             time=record.wall,
         )
+        if sync.rollout_id is not None and (mismatches(sync) or not all(engine.ok for engine in engines)):
+            self._mark((sync.segment, sync.rollout_id))  # a refusal or a wrong weight stays evidence
         self._syncs.add(sync, self._evidence)
         return True
 

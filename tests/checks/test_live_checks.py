@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "step": only(1, {"train_rollout_logprob_abs_diff": 4.2}),
             "sync": only(1, SPOILED),
         },
-        {"logprob.train-rollout": "fail"},
+        {"weights.compare": "fail"},
     ),
     "NaN in the weights": (
         {
@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "salad from the second rollout on": (
         {"texts": lambda r: SALAD if r else [GOOD_TEXT] * 4},
-        {"rollout.text": "fail"},
+        {"weights.sync-garble": "fail"},
     ),
     "no gradient": ({"step": since(0, {"grad_norm": 0.0})}, {"train.grad-zero": "fail"}),
     "kernel not deterministic": ({"step": since(0, {"ppo_kl": 3e-4})}, {"kl.on-policy": "warn"}),

@@ -16,7 +16,7 @@ from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
 
 ID = "train.collapse"
-STAGE = 1
+STAGE = 2
 REWARD = ("rollout/raw_reward", "rollout/rewards_mean", "rollout/reward")
 KL = ("train/kl_loss", "train/ppo_kl")
 ENTROPY = ("train/entropy_loss", "train/entropy", "rollout/entropy")

@@ -1,0 +1,234 @@
+"""`weights.update-failed` and `weights.compare`: did every engine take the weights, and are they the trainer's?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from rltop.checks.found import Document, HttpCall
+from rltop.checks.names import layers_of, ranges, some
+from rltop.checks.observe import Observations, Where
+from rltop.checks.phrase import mismatches, missing, of_place, of_sync
+from rltop.checks.syncs import Update, message, success, updates
+from rltop.checks.thresholds import Thresholds
+from rltop.checks.verdict import Evidence, Verdict
+
+FAILED = "weights.update-failed"
+COMPARE = "weights.compare"
+MOST_LISTED = 50
+MOST_ENGINES = 32
+_TENSOR = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)*\.(?:weight|bias|A_log|dt_bias|e_score_correction_bias)\w*\b")
+_ZERO = re.compile(r"all[- ]?zero|all zeros|is zero|zeroed", re.IGNORECASE)
+_ERROR = re.compile(r"max_abs_(?:err|diff|error)\s*[=:]\s*(?P<value>[\d.eE+-]+)")
+_LISTS = ("tensors", "mismatched", "mismatches", "failed", "different", "errors", "details")
+_PUSHED = ("pushed", "sent", "trainer", "megatron", "converted", "source")
+_EXPECTED = ("expected", "engine", "checkpoint", "hf", "target", "received")
+
+
+# -- weights.update-failed
+
+
+def check_failed(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
+    """One verdict per engine that refused."""
+    known = updates(obs)
+    if not known:
+        return [Verdict(FAILED, "skip", cause=missing(obs, "the answer of an engine to a weight update"))]
+    refusals: dict[int | str | None, list[Update]] = {}
+    for update in known:
+        if not update.ok:
+            refusals.setdefault(update.engine, []).append(update)
+    if not refusals:
+        engines = len({update.engine for update in known})
+        cause = f"Every weight update was taken, by {engines} {'engine' if engines == 1 else 'engines'}."
+        return [Verdict(FAILED, "pass", value={"engines": engines}, cause=cause)]
+    return [_refused(obs, engine, all_of) for engine, all_of in list(refusals.items())[:MOST_ENGINES]]
+
+
+def _refused(obs: Observations, engine: int | str | None, refused: list[Update]) -> Verdict:
+    first = refused[0]
+    partial = any("partial" in update.message.lower() for update in refused)
+    who = "The engine" if engine is None else f"Engine {engine}"
+    state = "holds the old weights in part and the new ones in part" if partial else "still holds the old weights"
+    told = f": {first.message[:200]}" if first.message else ""
+    syncs = [of_sync(s) for s in obs.syncs if first.where is None and s.version == first.version][:1]
+    places = [of_place(update.where) for update in refused if update.where][:3]
+    return Verdict(
+        FAILED,
+        "fail",
+        rollout=first.rollout,
+        step=first.step,
+        engine=engine,
+        value={
+            "endpoint": first.endpoint or None,
+            "message": first.message[:400],
+            "version": first.version or None,
+            "partial": partial,
+        },
+        threshold={"success": True},
+        evidence=tuple(places or syncs) or (Evidence("weights", None, first.message or "refused"),),
+        cause=f"{who} refused the update {first.endpoint}{told}. It {state} until a full push or a restart, also if "
+        "the run goes on; a delta is not sent again.",
+        advice=(
+            f"drop the rollouts of {who.lower()} since then",
+            "restart the engine with a full load, then push once more"
+            if partial
+            else f"a full push to {who.lower()}, or its restart",
+        ),
+    )
+
+
+# -- weights.compare
+
+
+def check_compare(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
+    """One verdict per engine that compared, and one per document with both name lists."""
+    found = [verdict for call in obs.http if _is_compare(call) and (verdict := _answer(call))]
+    for event in obs.events:
+        if event.kind == "weights_check" and isinstance(event.data.get("ok"), bool):
+            text = str(event.data.get("message") or event.text)
+            found.append(_compared(bool(event.data["ok"]), text, [], event.engine, event.where))
+    found += _live(obs)
+    found += [verdict for one in obs.documents if one.kind == "tensor_names" and (verdict := _name_lists(one))]
+    what = "an answer of /weights_checker, of --check-weight-update-equal, or both lists of names"
+    return found or [Verdict(COMPARE, "skip", cause=missing(obs, what))]
+
+
+def _live(obs: Observations) -> list[Verdict]:
+    """What the trainer itself found when it compared what it pushed with what the engines hold."""
+    found: list[Verdict] = []
+    compared = False
+    told: set[str] = set()
+    for sync in obs.syncs:
+        compared = compared or any(e.same is not None or bool(e.digest and sync.digest) for e in sync.engines)
+        for engine in mismatches(sync):
+            if engine.engine in told or len(told) >= MOST_ENGINES:
+                continue
+            told.add(engine.engine)
+            found.append(
+                Verdict(
+                    COMPARE,
+                    "fail",
+                    rollout=sync.rollout_id,
+                    engine=int(engine.engine) if engine.engine.isdigit() else engine.engine,
+                    value={"version": sync.version, "pushed": sync.digest, "held": engine.digest},
+                    threshold={"different": 0},
+                    evidence=(of_sync(sync),),
+                    cause=f"Engine {engine.engine} took weights version {sync.version} and does not hold what the "
+                    "trainer pushed: their digests differ.",
+                    advice=("check the conversion's name map for this pipeline layout", "push the weights once more"),
+                )
+            )
+    if found or not compared:
+        return found
+    return [Verdict(COMPARE, "pass", cause="The engines hold what the trainer pushed: their digests are equal.")]
+
+
+def _is_compare(call: HttpCall) -> bool:
+    return "weights_checker" in call.path and call.body.get("action") in (None, "compare")
+
+
+def _answer(call: HttpCall) -> Verdict | None:
+    if not call.answer and call.status is None:
+        return None
+    tensors: list[tuple[str, str]] = []
+    for key in _LISTS:
+        value = call.answer.get(key)
+        for one in value if isinstance(value, list) else ():
+            if isinstance(one, Mapping):
+                tensors.append((str(one.get("name") or one.get("tensor") or one), str(dict(one))))
+            else:
+                tensors.append((str(one), str(one)))
+        if isinstance(value, Mapping):
+            tensors += [(str(name), f"{name}: {detail}") for name, detail in value.items()]
+    ok = success(call) and not tensors if "success" not in call.answer else success(call)
+    return _compared(ok, message(call), tensors, call.engine, call.where)
+
+
+def _compared(
+    ok: bool, text: str, tensors: list[tuple[str, str]], engine: int | str | None, where: Where | None
+) -> Verdict:
+    evidence = (of_place(where),) if where else ()
+    who = "" if engine is None else f" of engine {engine}"
+    if ok:
+        cause = f"The weights checker{who} found all parameters equal. It does not look at buffers (rotary tables, "
+        cause += "caches), and it speaks for the moment of the call only."
+        return Verdict(COMPARE, "pass", engine=engine, evidence=evidence, cause=cause)
+    listed = tensors or [(found[0], _around(text, found)) for found in _TENSOR.finditer(text)]
+    zero = list(dict.fromkeys(name for name, detail in listed if _ZERO.search(detail)))
+    others = [name for name in dict.fromkeys(name for name, _ in listed) if name not in zero]
+    errors = [found["value"] for found in _ERROR.finditer(text)]
+    cause = f"The weights checker{who} found that the engine's parameters are not the trainer's"
+    if zero:
+        cause += f"; all zero on the engine (packed by mistake, or not in the checkpoint): {some(zero)}"
+    if others:
+        cause += f"; different: {some(others)}"
+    if not listed:
+        cause += f": {text[:200] or 'it gave no reason'}"
+    return Verdict(
+        COMPARE,
+        "fail",
+        engine=engine,
+        value={"zero": zero[:MOST_LISTED], "different": others[:MOST_LISTED], "max_abs_err": errors[:MOST_LISTED]},
+        threshold={"different": 0},
+        evidence=evidence or (Evidence("weights_checker", None, text[:200]),),
+        cause=cause + ".",
+        advice=(
+            *(("check the quantisation ignore list for the zero tensors",) if zero else ()),
+            "check the conversion's name map for this pipeline and expert layout",
+            "dump the tensor in the model's load_weights and compare it with the checkpoint",
+        ),
+    )
+
+
+def _around(text: str, found: re.Match[str]) -> str:
+    """The part of a message that speaks of one tensor: up to the next one."""
+    after = _TENSOR.search(text, found.end())
+    return text[found.start() : after.start() if after else len(text)]
+
+
+def _name_lists(one: Document) -> Verdict | None:
+    pushed = _list(one, _PUSHED)
+    expected = _list(one, _EXPECTED)
+    if pushed is None or expected is None:
+        return None
+    twice = sorted({name for name in pushed if pushed.count(name) > 1}) if len(pushed) < 20_000 else []
+    lost = sorted(set(expected) - set(pushed))
+    extra = sorted(set(pushed) - set(expected))
+    want, have = layers_of(expected), layers_of(pushed)
+    value = {"missing": lost[:MOST_LISTED], "extra": extra[:MOST_LISTED], "twice": twice[:MOST_LISTED]}
+    if not (lost or extra or twice):
+        cause = f"The {len(pushed)} names that are pushed are the {len(expected)} that the engine expects."
+        return Verdict(COMPARE, "pass", value=value, evidence=(Evidence(one.source, None, ""),), cause=cause)
+    parts = []
+    if gone := sorted(set(want) - set(have)):
+        again = " and others come twice: a later pipeline stage counts its layers from 0 again" if twice else ""
+        parts.append(f"layers {ranges(gone)} are never pushed{again}")
+    elif twice:
+        parts.append(f"{some(twice, 4)} is pushed twice: a later pipeline stage counts its layers from 0 again")
+    if lost:
+        parts.append(f"{len(lost)} expected parameters have no partner ({some(lost, 4)})")
+    if extra:
+        parts.append(f"{len(extra)} pushed ones are not expected ({some(extra, 4)})")
+    return Verdict(
+        COMPARE,
+        "fail",
+        threshold={"missing": 0, "extra": 0, "twice": 0},
+        value=value | {"layers_expected": ranges(want), "layers_pushed": ranges(have)},
+        evidence=(Evidence(one.source, None, f"pushed {len(pushed)}, expected {len(expected)}"),),
+        cause=f"{one.source}: {'; '.join(parts)}.",
+        advice=("check the conversion's name map for this pipeline layout",),
+    )
+
+
+def _list(one: Document, keys: Iterable[str]) -> list[str] | None:
+    for key, value in one.fields.items():
+        if not any(word in key.lower() for word in keys):
+            continue
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return list(value)
+        if isinstance(value, Mapping):
+            inner = [item for item in value.values() if isinstance(item, list)]
+            if inner and len(inner) == len(value):  # one list per stage
+                return [str(name) for part in inner for name in part]
+            return [str(name) for name in value]
+    return None
