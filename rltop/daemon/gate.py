@@ -45,6 +45,8 @@ MAX_GROWTH_BYTES = 2 * 1024**3
 REOPEN_S = 2.0
 TICK_S = 1.0
 BURST = 64
+NAMES_S = 0.1
+"""So long may records of a key that was just revoked still be taken."""
 _ZAP = "inproc://zeromq.zap.01"
 _MONITOR = "inproc://rltop-ingest-monitor-{}"
 """With a number of its own for every socket: ZeroMQ's I/O thread waits for ever in a monitor without a reader, and a
@@ -309,10 +311,15 @@ class _Known:
         self._folder = folder
         self._read_at = -1
         self._found: Mapping[bytes, str] = {}
+        self._names: frozenset[str] = frozenset()
+        self._named_at = float("-inf")
 
     def names(self) -> frozenset[str]:
-        """Names of all keys."""
-        return frozenset(self().values())
+        """Names of all keys, at most `NAMES_S` old: asked for every record."""
+        now = time.monotonic()
+        if now - self._named_at > NAMES_S:
+            self._names, self._named_at = frozenset(self().values()), now
+        return self._names
 
     def __call__(self) -> Mapping[bytes, str]:
         try:

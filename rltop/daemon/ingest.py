@@ -321,6 +321,8 @@ class Ingest:
         run, owner = self._core.table.get("run"), self._sources.get(self._owner)
         if run is None or run.get("state") != "running" or owner is None or owner.host != self._host:
             return
+        if owner.key:  # it came over TCP: a container elsewhere may have our host name, and its pids mean nothing here
+            return
         if owner.pid and self._core.now() - owner.last > LOST_AFTER_S and not self._alive(owner.pid):
             self.end("lost", f"process {owner.pid} of {owner.name} is gone and did not say goodbye")
 

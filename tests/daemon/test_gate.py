@@ -191,7 +191,7 @@ def test_a_new_key_needs_no_restart_and_a_revoked_one_is_refused_though_connecte
         reporter.metrics({"late": 2.0}, step=2)
         viewer.until_state(lambda s: s["source/late/0"]["key"] == "late" and s["metric/late"]["step"] == 2)
         keys.revoke_client(run.keys, "late")
-        wait_for(lambda: "late" not in keys.clients(run.keys).values())
+        viewer.until_state(lambda s: "late" not in s["ingest"]["keys"])
         reporter.metrics({"late": 3.0}, step=3)
         viewer.until_event(kind="refused", peer="key late", reason=auth.REVOKED)
         assert viewer.state["metric/late"]["step"] == 2

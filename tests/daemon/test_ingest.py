@@ -233,6 +233,15 @@ def test_a_run_on_another_machine_is_never_called_lost(house: House) -> None:
     assert house.state("run")["state"] == "running"
 
 
+def test_a_run_that_came_over_tcp_is_never_called_lost_though_its_host_has_our_name(house: House) -> None:
+    house.ingest.take(house.trainer.record("run", {"framework": "rltop"}), "node9")
+    house.alive.clear()
+    house.core.time += 1000
+    house.ingest.tick()
+    assert house.state("run")["state"] == "running"
+    assert house.state("source/trainer/0")["key"] == "node9"
+
+
 def test_a_silent_run_with_a_living_process_is_not_lost(house: House) -> None:
     house.take("run", {"framework": "rltop"})
     house.core.time += 10_000
