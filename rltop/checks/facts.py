@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rltop.checks.observe import Observations
+from rltop.checks.observe import Observations, Where
 from rltop.checks.verdict import FIRING, Verdict
 
 _BASE_MODEL = re.compile(r"(?:^|[-_/.])(?:base|pretrain(?:ed)?|pt)(?:[-_/.]|$)", re.IGNORECASE)
@@ -104,6 +104,17 @@ def skips_bad_steps(obs: Observations) -> bool:
     flags = obs.args.flags
     off = obs.args.on("no_check_for_nan_in_loss_and_grad") or flags.get("check_for_nan_in_loss_and_grad") is False
     return off and obs.args.framework in ("", "slime", "relax", "miles")
+
+
+def may_skip_bad_steps(obs: Observations) -> bool:
+    """Nothing says whether bad steps are skipped, or the framework skips them by itself (verl): then numbers that come
+    back show it, because an update with NaN never gives a number again."""
+    return not obs.args.flags or obs.args.framework == "verl"
+
+
+def of_verl(obs: Observations, where: Where | None = None) -> bool:
+    """The run is verl's: by its arguments, or by the names on this line of its log."""
+    return obs.args.framework == "verl" or (where is not None and "actor/" in where.text)
 
 
 def vocabulary(obs: Observations) -> int | None:

@@ -513,3 +513,31 @@ def test_of_a_multiplicative_error_only_the_smoothed_trend_counts() -> None:
     assert verdict("logprob.drift", errors(*[1.2] * 10, 400.0, *[1.2] * 5)).status == "pass"
     assert verdict("logprob.drift", errors(*(1.1 + 0.05 * i for i in range(16)))).status == "warn"
     assert verdict("logprob.drift", Observations()).status == "skip"
+
+
+# -- other frameworks, and runs without arguments
+
+
+def test_numbers_that_come_back_show_that_a_bad_step_left_the_weights_alone() -> None:
+    without = norms(0.2, NAN, 0.2, 0.3)
+    assert verdict("train.nan", without).status == "pass"
+    assert verdict("train.skipped-steps", without).value["first_step"] == 1
+    stays = obs(*(train(i, loss=NAN if i else 0.1, grad_norm=NAN if i else 0.2) for i in range(4)))
+    assert verdict("train.nan", stays).status == "fail"
+    told = norms(0.2, NAN, 0.2, flags={"lr": 1e-6})
+    assert verdict("train.nan", told).status == "fail"
+
+
+def test_verl_s_ppo_kl_is_a_mean_over_updates() -> None:
+    row = replace(train(1, loss=0.1, ppo_kl=4e-4), where=Where("a.log", 1, "step:1 - actor/ppo_kl:0.0004"))
+    assert verdict("kl.on-policy", obs(row, rollout(1, log_probs=-0.3))).status == "skip"
+    named = replace(row, where=Where("a.log", 1, "step 1: {'train/ppo_kl': 0.0004}"))
+    assert verdict("kl.on-policy", obs(named, rollout(1, log_probs=-0.3))).status == "warn"
+
+
+def test_tokens_are_found_under_the_names_that_trainers_use() -> None:
+    rows = []
+    for i, tokens in enumerate([1000, 2600, 1400, 3100]):
+        row = train(i, on=0, loss=0.1, grad_norm=0.002 * tokens)
+        rows.append(replace(row, values={**row.values, "tokens_per_microbatch": float(tokens)}))
+    assert verdict("train.grad-scale", obs(*rows)).status == "fail"

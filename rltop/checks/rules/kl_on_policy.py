@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from rltop.checks.facts import NO_TRAINER, mixture_of_experts
+from rltop.checks.facts import NO_TRAINER, mixture_of_experts, of_verl
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_points
 from rltop.checks.series import Point, finite, old_log_probs, points, surely_on_policy
@@ -28,6 +28,12 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
             Verdict(ID, "skip", cause="--keep-old-actor: the old log-probs are another model's, so ppo_kl is not 0")
         ]
     logged = points(obs, "train/ppo_kl")
+    if _averaged(obs, logged):
+        cause = (
+            "verl logs ppo_kl as the mean over all mini-batches and epochs of a rollout, so it is not the value before "
+            "the first update (train_batch_size = ppo_mini_batch_size and ppo_epochs = 1 would make it so)"
+        )
+        return [Verdict(ID, "skip", cause=cause)]
     series = surely_on_policy(finite(logged))
     if not series:
         return [Verdict(ID, "skip", cause=_absent(obs, logged))]
@@ -64,6 +70,16 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
             confidence="high" if mixture_of_experts(obs) else "medium",
         )
     ]
+
+
+def _averaged(obs: Observations, logged: tuple[Point, ...]) -> bool:
+    """The logged value covers several updates of the weights."""
+    if not logged or not of_verl(obs, logged[0].where):
+        return False
+    train = obs.args.number("data.train_batch_size")
+    mini = obs.args.number("actor_rollout_ref.actor.ppo_mini_batch_size")
+    epochs = obs.args.number("actor_rollout_ref.actor.ppo_epochs") or 1
+    return train is None or mini is None or train != mini or epochs > 1
 
 
 def _absent(obs: Observations, logged: tuple[Point, ...]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rltop.checks.facts import NO_TRAINER
-from rltop.checks.observe import Observations
+from rltop.checks.observe import Axis, Observations
 from rltop.checks.phrase import jnum, missing, num, of_points, percent
 from rltop.checks.rules.logprob_magnitude import first_rollout_likely
 from rltop.checks.series import Point, finite, median, points, segments, start_of
@@ -20,7 +20,21 @@ from rltop.checks.verdict import Status, Verdict
 SCALE = "train.grad-scale"
 HIGH = "train.grad-high"
 NORM = "train/grad_norm"
-TOKENS = ("train/tokens_per_micro_batch", "train/num_tokens", "tokens_per_micro_batch", "num_tokens")
+AXES: tuple[Axis, ...] = ("train", "rollout")
+TOKENS = tuple(
+    f"{side}{name}"
+    for side in ("train/", "")
+    for name in (
+        "tokens_per_micro_batch",
+        "tokens_per_microbatch",
+        "micro_batch_tokens",
+        "num_tokens_per_micro_batch",
+        "num_tokens",
+        "n_tokens",
+        "tokens",
+        "total_tokens",
+    )
+)
 """Names under which trainers log the tokens of a micro-batch."""
 
 
@@ -35,7 +49,10 @@ class ScaleFault:
 
 def scale_fault(obs: Observations, t: Thresholds) -> ScaleFault | None:
     """Evidence that gradients are scaled wrongly, over the newest healthy steps of each segment; None without."""
-    tokens = next((found for name in TOKENS if (found := finite(points(obs, name)))), ())
+    tokens = next(
+        (found for name in TOKENS for axis in AXES if (found := finite(points(obs, name, axis)))),
+        (),
+    )
     for part in segments(_healthy(obs, t, finite(points(obs, NORM)))):
         recent = part[-t.scale_recent :]
         norms = [point.value for point in recent]

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rltop.checks.facts import NO_TRAINER, exp_estimator
+from rltop.checks.facts import NO_TRAINER, exp_estimator, may_skip_bad_steps, skips_bad_steps
 from rltop.checks.observe import Observations, Sample, SyncEvent, TextLine
 from rltop.checks.phrase import jnum, missing, num, of_line, of_points, of_samples, of_sync
 from rltop.checks.rules.args_batch import no_accumulation
+from rltop.checks.rules.train_skipped import survived_steps
 from rltop.checks.series import Point, bad_points_of_all_ranks, finite, points
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
@@ -33,8 +34,6 @@ ABORT = re.compile(
 """Megatron-Core's message when its check finds NaN, Inf or a spike in loss or gradient."""
 STEP_SKIPPED = "train/step_skipped"
 """1 where the trainer itself says that it left the weights alone (rltop's does)."""
-_SKIPS = ("", "slime", "relax")
-"""Frameworks whose `--no-check-for-nan-in-loss-and-grad` skips the step; plain Megatron only stops looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,9 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if obs.mode == "rollout-only" and not obs.metrics:
         return [Verdict(ID, "skip", cause=NO_TRAINER)]
     bad = [p for name in STEP_METRICS for p in bad_points_of_all_ranks(obs, name)]
-    skipped = {(p.segment, p.step) for p in bad} if _skips_steps(obs) else set()
+    skipped = {(p.segment, p.step) for p in bad} if skips_bad_steps(obs) else set()
+    if may_skip_bad_steps(obs):
+        skipped |= {(p.segment, p.step) for p in survived_steps(obs)}
     bad = [p for p in bad if (p.segment, p.step) not in skipped]
     bad += [p for name in ROLLOUT_METRICS for p in bad_points_of_all_ranks(obs, name, "rollout")]
     several = len({row.rank for row in obs.metrics}) > 1  # metrics of one source are reduced over ranks
@@ -78,13 +79,6 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 def _rank_of(quantity: str) -> int:
     names = (*ROLLOUT_METRICS, *STEP_METRICS)
     return names.index(quantity) if quantity in names else len(names)
-
-
-def _skips_steps(obs: Observations) -> bool:
-    """A step with a bad gradient leaves the weights alone (slime and Relax with the check switched off)."""
-    flags = obs.args.flags
-    off = obs.args.on("no_check_for_nan_in_loss_and_grad") or flags.get("check_for_nan_in_loss_and_grad") is False
-    return off and obs.args.framework in _SKIPS
 
 
 def _of_point(bad: list[Point], point: Point, rank: int | None) -> Incident:

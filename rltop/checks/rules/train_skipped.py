@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rltop.checks.events import number, of_kind, whole
-from rltop.checks.facts import NO_TRAINER, skips_bad_steps
+from rltop.checks.facts import NO_TRAINER, may_skip_bad_steps, skips_bad_steps
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import missing, num, of_event, of_points, percent
@@ -35,11 +35,31 @@ class _Streak:
 def skipped_steps(obs: Observations) -> tuple[Point, ...]:
     """Steps that were skipped: said so by the trainer, or not finite while such steps are skipped."""
     told = {(p.segment, p.step): p for p in points(obs, TOLD) if p.value == 1}
-    if skips_bad_steps(obs):
-        for point in points(obs, NORM):
-            if not math.isfinite(point.value):
-                told.setdefault((point.segment, point.step), point)
+    for point in survived_steps(obs):
+        told.setdefault((point.segment, point.step), point)
     return tuple(told[key] for key in sorted(told))
+
+
+def survived_steps(obs: Observations) -> tuple[Point, ...]:
+    """Steps whose gradient is not finite and that left the weights alone, by the arguments or by what came after."""
+    norms = points(obs, NORM)
+    always = skips_bad_steps(obs)
+    return tuple(
+        point
+        for at, point in enumerate(norms)
+        if not math.isfinite(point.value) and (always or _comes_back(obs, norms[at + 1 :], point.segment))
+    )
+
+
+def _comes_back(obs: Observations, later: Sequence[Point], segment: int) -> bool:
+    """Norm and loss are numbers again after the step: the weights do not hold it."""
+    if not may_skip_bad_steps(obs):
+        return False
+    loss = {(p.segment, p.step): p.value for p in points(obs, "train/loss")}
+    return any(
+        p.segment == segment and math.isfinite(p.value) and math.isfinite(loss.get((p.segment, p.step), 0.0))
+        for p in later
+    )
 
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
