@@ -38,7 +38,12 @@ def of_kind(obs: Observations, *kinds: str) -> tuple[LogEvent, ...]:
 def number(event: LogEvent, name: str) -> float | None:
     """A number of the event's data."""
     value = event.data.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a damaged line may hold an integer of hundreds of digits
+        return None
 
 
 def whole(event: LogEvent, name: str) -> int | None:

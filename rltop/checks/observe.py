@@ -244,7 +244,7 @@ class Args:
             return None
         try:
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return number if abs(number) < float("inf") else None
 

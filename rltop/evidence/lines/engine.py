@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rltop.evidence.lines.line import Line, Recogniser
+from rltop.evidence.lines.line import Line, Recogniser, number
 
 _ACCESS = re.compile(r'"(?P<method>[A-Z]+) (?P<path>/[^ "?]*)[^"]*" (?P<status>\d{3})')
 _BATCH = re.compile(r"(?P<kind>Prefill|Decode) batch[.,\[ ]")
@@ -131,7 +131,7 @@ def _stage(line: Line) -> Mapping[str, object] | None:
             edge = "begin" if " begin" in low else "end" if " end" in low else ""
             memory = _MEMORY.search(line.text)
             data: dict[str, object] = {"stage": name, "edge": edge}
-            return data | ({"avail_gb": float(memory["gb"])} if memory else {}) | of_engine(line)
+            return data | ({"avail_gb": number(memory["gb"])} if memory else {}) | of_engine(line)
     return None
 
 

@@ -63,3 +63,11 @@ class Recogniser:
     counts all of them."""
     unless: tuple[str, ...] = ()
     """A line is not looked at if it contains one of these; digits are ignored here too."""
+
+
+def number(text: str | None) -> float | None:
+    """A number as a log prints it; None where the digits and dots are none."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

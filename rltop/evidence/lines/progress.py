@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rltop.evidence.lines.line import Line, Recogniser
+from rltop.evidence.lines.line import Line, Recogniser, number
 
 _TIMER = re.compile(r"Timer (?P<name>[\w.-]+) (?P<edge>start|end)(?: \(elapsed: (?P<elapsed>[\d.]+)s\))?")
 
@@ -15,7 +15,7 @@ def timer(line: Line) -> Mapping[str, object] | None:
     found = _TIMER.search(line.text)
     if found is None:
         return None
-    elapsed = float(found["elapsed"]) if found["elapsed"] else None
+    elapsed = number(found["elapsed"])
     return {"name": found["name"], "edge": found["edge"], "elapsed_s": elapsed}
 
 
@@ -89,7 +89,7 @@ def iteration(line: Line) -> Mapping[str, object] | None:
         return None
     data: dict[str, object] = {"step": int(found["step"])}
     if scale := _SCALE.search(line.text):
-        data["scale"] = float(scale["scale"])
+        data["scale"] = number(scale["scale"])
     if skipped := _SKIPPED.search(line.text):
         data["skipped"] = int(skipped["skipped"])
     if nans := _NANS.search(line.text):
@@ -108,7 +108,7 @@ def overflow(line: Line) -> Mapping[str, object] | None:
     if found is None:
         return None
     scale = re.search(r"(?:reducing to|to|scale:?)\s+(?P<scale>\d[\d.eE+]*)\s*$", line.text)
-    return {"scale": float(scale["scale"])} if scale else {}
+    return {"scale": number(scale["scale"])} if scale else {}
 
 
 _HF_OK = re.compile(r"(?:loaded|loading) .*(?:config|tokenizer|checkpoint shards|model)", re.I)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rltop.evidence.lines.line import Line, Recogniser
+from rltop.evidence.lines.line import Line, Recogniser, number
 
 _CREATE = re.compile(r"Creating placement group with (?P<gpus>\d+) GPUs?")
 _WAIT = re.compile(
@@ -31,7 +31,7 @@ def _wait(line: Line) -> Mapping[str, object] | None:
         return None
     return {
         "gpus": int(found["gpus"]),
-        "elapsed_s": float(found["elapsed"]),
+        "elapsed_s": number(found["elapsed"]),
         "registered": int(found["registered"]),
         "available": int(found["available"]),
         **_OF_DRIVER,
