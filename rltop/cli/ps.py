@@ -118,7 +118,7 @@ async def _living(run: RunInfo) -> dict[str, Any]:
 def _dead(run: RunInfo) -> dict[str, Any]:
     from rltop.daemon.past import end_of, open_past, state_of
 
-    with open_past(run.path) as past:
+    with open_past(run.path, migrated=False) as past:
         end = end_of(past.connection, run.path)
         state = state_of(past.connection, GLANCE_KEYS)
     return {**_numbers(state), "state": end.state, "text": end.text, "ended": end.ended}

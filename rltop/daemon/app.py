@@ -24,13 +24,12 @@ import zmq.asyncio
 import rltop
 from rltop import runs
 from rltop.daemon import attempts
+from rltop.daemon.aside import Aside
 from rltop.daemon.backend import DaemonBackend
-from rltop.daemon.capture import MANIFEST, write_manifest
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.gate import Gate
 from rltop.daemon.hooks import HookOptions, Hooks
-from rltop.daemon.housekeeping import tidy
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.publish import Publisher
@@ -169,7 +168,11 @@ class Daemon:
                 parts.append(self._gate.run())
             tasks = [self._loop.create_task(part) for part in parts]
             await self._trainer.start(options.trainer, options.env)
-            aside = self._loop.create_task(self._aside())
+            aside = self._loop.create_task(
+                Aside(self._core, options.run_dir, options.settings, self._journal.committed).run(
+                    options.trainer, options.env, options.config, adopted=self._trainer.adopted()
+                )
+            )
             stopped = self._loop.create_task(self._stop.wait())
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
@@ -259,35 +262,6 @@ class Daemon:
             runs.register(self._options.run_dir)
         except (RltopError, OSError) as error:
             text = f"this run is not in the registry ({error}): rltop attach needs RLTOP_DIR to find it"
-            self._core.event("log", "warn", text, "daemon")
-
-    async def _aside(self) -> None:
-        """What happens once and beside the run: its manifest, and the leftovers of others."""
-        await self._capture()
-        try:
-            said = await asyncio.to_thread(tidy, self._options.settings, self._options.run_dir)
-        except Exception as error:
-            said = [f"could not tidy up after dead runs: {type(error).__name__}: {error}"]
-        for text in said:
-            self._core.event("log", "info", text, "daemon")
-
-    async def _capture(self) -> None:
-        """Write down what the run was started with, unless an earlier daemon did it for this trainer."""
-        options = self._options
-        if self._trainer.adopted() or (not options.trainer and (options.run_dir / MANIFEST).exists()):
-            return
-        try:
-            await asyncio.to_thread(
-                write_manifest,
-                options.run_dir,
-                attempt=(self._core.table.get("run") or {}).get("attempt", 1),
-                command=options.trainer,
-                env=options.env,
-                cwd=Path.cwd(),
-                config=options.config,
-            )
-        except Exception as error:  # whatever git, a disk or a foreign Python come up with: the run does not care
-            text = f"what the run was started with could not be written down: {type(error).__name__}: {error}"
             self._core.event("log", "warn", text, "daemon")
 
     async def _shutdown(self, stage: Stage) -> str:

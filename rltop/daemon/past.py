@@ -41,10 +41,13 @@ class Past:
 
 
 @contextlib.contextmanager
-def open_past(run_dir: Path, *, temp: Path | None = None, living: bool = False) -> Iterator[Past]:
+def open_past(
+    run_dir: Path, *, temp: Path | None = None, living: bool = False, migrated: bool = True
+) -> Iterator[Past]:
     """The journal of a dead run.
 
     temp: where a copy may lie, default the system's temporary directory. living: a daemon writes to it at this moment.
+    migrated: its tables must be the newest ones; `state` and `events` are the same since the first.
 
     Raises RltopError: there is none, it is of a newer rltop, it is damaged.
     """
@@ -64,7 +67,7 @@ def open_past(run_dir: Path, *, temp: Path | None = None, living: bool = False) 
                 schema.readable_version(past.connection, path)
                 yield past
             else:
-                yield _open(path, temp, stack)
+                yield _open(path, temp, stack, migrated=migrated)
         except DAMAGE as error:
             raise RltopError(
                 "cannot read the journal",
@@ -75,17 +78,17 @@ def open_past(run_dir: Path, *, temp: Path | None = None, living: bool = False) 
             ) from error
 
 
-def _open(path: Path, temp: Path | None, stack: contextlib.ExitStack) -> Past:
+def _open(path: Path, temp: Path | None, stack: contextlib.ExitStack, *, migrated: bool) -> Past:
     unfinished = any(_size(path.with_name(path.name + suffix)) for suffix in ("-wal", "-journal"))
     if not unfinished:
         past = Past(schema.connect(path, read_only=True, immutable=True), path, True)
         stack.callback(past.connection.close)
-        if schema.readable_version(past.connection, path, schema.SCHEMA_VERSION) == schema.SCHEMA_VERSION:
+        if _is_newest(past, path) or not migrated:
             return past
     elif _size(path.with_name(path.name + "-wal")) and os.access(path.parent, os.W_OK):
         past = Past(schema.connect(path, read_only=True), path, False)
         stack.callback(past.connection.close)
-        if schema.readable_version(past.connection, path, schema.SCHEMA_VERSION) == schema.SCHEMA_VERSION:
+        if _is_newest(past, path) or not migrated:
             return past
     copy = stack.enter_context(owned_dir("rltop-past-", temp)) / path.name
     for suffix in ("", "-wal", "-journal"):
@@ -96,6 +99,10 @@ def _open(path: Path, temp: Path | None, stack: contextlib.ExitStack) -> Past:
     stack.callback(connection.close)
     schema.prepare(connection, copy, wal=False)
     return Past(connection, copy, False)
+
+
+def _is_newest(past: Past, path: Path) -> bool:
+    return schema.readable_version(past.connection, path, schema.SCHEMA_VERSION) == schema.SCHEMA_VERSION
 
 
 def _size(path: Path) -> int:

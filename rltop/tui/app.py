@@ -239,6 +239,8 @@ class RltopApp(App[int], inherit_bindings=False):
                 self._palette_dialog()
             case "theme":
                 self._choose_theme()
+            case "changed":
+                self._changed()
             case "pause":
                 self.model.resume() if self.model.paused else self.model.pause()
             case "copy":
@@ -269,6 +271,12 @@ class RltopApp(App[int], inherit_bindings=False):
         from rltop.tui.screens.dialogs import HelpDialog
 
         self.push_screen(HelpDialog(self.live.context, self._palette, self._glyphs), self._after_help)
+
+    def _changed(self) -> None:
+        from rltop.tui.screens.changed import ChangedDialog
+
+        frame = self.model.frame()
+        self.push_screen(ChangedDialog(frame, self._palette, self._glyphs), self._after_help)
 
     def _after_help(self, answer: str | None) -> None:
         if answer == "interrupt":

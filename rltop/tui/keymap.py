@@ -99,6 +99,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(action="pause", keys=("space",), shown="space", short="pause", help="Freeze or release the picture", footer=30),
     Key(action="copy", keys=("y",), short="copy", help="Copy the selected row (OSC 52, and to a file)", footer=60),
+    Key(action="changed", keys=("w",), short="changed", help="What changed since the last good run before this one"),
     Key(action="screenshot", keys=("P",), short="screenshot", help="Save the screen as an SVG file"),
     Key(action="theme", keys=("T",), short="theme", help="Choose another theme"),
     Key(action="suspend", keys=("ctrl+z",), short="suspend", help="Back to the shell; `fg` returns", palette=False),

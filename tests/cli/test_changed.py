@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rltop.cli.main import main
+from rltop.daemon.past import open_past, state_of
 from tests.cli.conftest import rltop
 from tests.daemon.util import Viewer, real_daemon, wait_for
 
@@ -39,6 +40,8 @@ def trained(root: Path, name: str, *flags: str, **env: str) -> None:
                 lambda state: state["check/train.nan"]["status"] == ("fail" if "--bad" in flags else "pass")
             )
             viewer.until_state(lambda state: state["metric/rollout/raw_reward"]["step"] == 2)
+            if name == "bad-3":  # compared again when the checks found the cause
+                viewer.until_state(lambda state: "train.nan" in state["changed"]["changes"][0]["why"])
         wait_for(lambda: (run.path / "manifest.json").exists())
 
 
@@ -67,6 +70,11 @@ def test_since_the_last_good_run_and_between_attempts(runs_dir: Path, capsys: py
     assert text.splitlines()[2] == "bad-3 fails: train.nan"
     assert "  1  argument --lr" in text
     assert "s3cret" not in text
+
+    with open_past(runs_dir / "runs" / "bad-3") as past:
+        told = state_of(past.connection, ["changed"])["changed"]
+    assert (told["before"], told["after"]) == ("good-1", "bad-3"), "the dashboard shows the same"
+    assert told["changes"][0]["name"] == "lr"
 
     trained(runs_dir, "good-1", "--bad")  # its second attempt
     again = changed(capsys, "good-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from rltop.client.session import FIRST_RETRY_S, LAST_RETRY_S
 from rltop.errors import RltopError
 from tests.client.router import SpecDaemon
 from tests.client.waiting import until
+from tests.daemon.util import Producer, Viewer, real_daemon
 from tests.ssh.sshd import Sshd
 
 PATIENCE_S = 60.0
@@ -98,3 +100,22 @@ async def test_a_machine_that_can_not_be_reached_is_retried_until_it_can(sshd: S
         assert client.problem == "node7: the connection was cut"
         (sshd.folder / "login").write_text(login)
         await until(client, lambda: client.status == "live")
+
+
+async def test_a_dead_run_is_shown_from_its_journal(sshd: Sshd, runs_dir: Path) -> None:
+    with real_daemon(runs_dir, "dead-1") as run, Producer(run) as producer, Viewer(run) as viewer:
+        producer.send("run", {"framework": "rltop", "args": {}, "mode": "full", "start_rollout_id": 0})
+        producer.metrics(7, rollout__raw_reward=0.25)
+        producer.send("bye", {"reason": "done"})
+        viewer.hello()
+        viewer.until_event(kind="run", state="done")
+    client = ssh_client("ssh://node7/dead-1", remote_rltop=sshd.rltop, ssh=sshd.ssh, ask=False)
+    async with attached(client):
+        await client.wait_live(PATIENCE_S)
+        assert client.mirror.state["archive"]["state"] == "done"
+        assert client.mirror.state["metric/rollout/raw_reward"]["step"] == 7
+        assert len((await client.series(["rollout/raw_reward"]))["rollout/raw_reward"]) == 1
+    control = ssh_client("ssh://node7/dead-1", remote_rltop=sshd.rltop, ssh=sshd.ssh, ask=False, role="control")
+    async with attached(control):
+        with pytest.raises(RltopError, match="nothing to control"):
+            await control.wait_live(PATIENCE_S)
