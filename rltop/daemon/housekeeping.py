@@ -14,7 +14,7 @@ from rltop.daemon.trainer_job import adopt_trainer, read_record
 from rltop.errors import RltopError
 from rltop.runs import RunInfo, list_runs
 from rltop.runs.leftovers import Leftover, clean, find_leftovers, temporary_places
-from rltop.runs.prune import Doomed, plan, remove_run, weigh
+from rltop.runs.prune import Doomed, plan, remove_hidden, remove_run, weigh
 from rltop.settings import Settings
 
 
@@ -49,6 +49,8 @@ def prune(settings: Settings, runs: Sequence[RunInfo], *, dry_run: bool, spare: 
             continue
         found.runs.append(doomed)
         found.left_bytes -= doomed.weighed.bytes
+    if not dry_run:
+        remove_hidden({run.path.parent for run in runs})
     found.leftovers = find_leftovers(temporary_places(), now=now) if dry_run else clean(now=now)
     return found
 

@@ -142,6 +142,7 @@ def socket_paths(run_dir: Path, temp: Path | None = None) -> dict[str, Path]:
         private_dir(base)
         folder = base / dir_digest(run_dir)
     private_dir(folder)
+    os.utime(folder)  # it is in use from now on: not a leftover, though nobody listens yet
     return {name: folder / f"{name}.sock" for name in SOCKET_NAMES}
 
 

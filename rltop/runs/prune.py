@@ -10,8 +10,9 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rltop.errors import RltopError
 from rltop.runs.disk import disk_bytes
@@ -91,3 +92,10 @@ def remove_run(run: RunInfo) -> None:
         (registry_dir() / dir_digest(run.path)).unlink()
     for temp in temporary_places():
         shutil.rmtree(temp / f"rltop-{os.getuid()}" / dir_digest(run.path), ignore_errors=True)
+
+
+def remove_hidden(roots: Iterable[Path]) -> None:
+    """Finish removals that were cut short: what lies in `roots` under a hidden name was given up already."""
+    for root in roots:
+        for entry in root.glob(f"{HIDDEN}*"):
+            shutil.rmtree(entry, ignore_errors=True)

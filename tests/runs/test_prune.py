@@ -95,6 +95,17 @@ def test_a_run_that_is_taken_up_in_this_moment_stays_and_is_said() -> None:
         os.close(lock)
 
 
+def test_a_removal_that_was_cut_short_is_finished() -> None:
+    stays = run("new-2")
+    half = stays.path.parent / ".pruned-old-1-abcd"
+    half.mkdir()
+    assert [found.name for found in runs.list_runs()] == ["new-2"]
+    prune(Settings(), [stays], dry_run=True)
+    assert half.exists()
+    prune(Settings(), [stays], dry_run=False)
+    assert not half.exists()
+
+
 def test_a_daemon_prunes_at_its_start_only_when_told_and_never_itself() -> None:
     old, own = run("old-1"), run("own-2", touched=1.0)
     assert tidy(Settings(runs_bytes=0), own.path) == []
@@ -160,6 +171,7 @@ def test_socket_folders_go_when_nobody_listens(tmp_path: Path) -> None:
     finally:
         os.chdir(here)
     stale.close()
+    assert find_leftovers([tmp_path / "temp"], now=time.time()) == [], "a daemon may be about to bind there"
     found = find_leftovers([tmp_path / "temp"], now=LATER)
     listening.close()
     assert [left.path for left in found] == [dead]

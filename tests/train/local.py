@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -97,8 +98,9 @@ def ingest() -> Iterator[tuple[str, Any]]:
     socket = context.socket(zmq.PULL)
     socket.rcvhwm = 0
     try:
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        yield f"tcp://127.0.0.1:{port}", socket
+        with tempfile.TemporaryDirectory(prefix="rl", dir="/tmp") as folder:  # TCP would need a CURVE key
+            socket.bind(f"ipc://{folder}/ingest")
+            yield f"ipc://{folder}/ingest", socket
     finally:
         socket.close(0)
         context.term()
