@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from rltop.checks.found import LogEvent, Owner
-from rltop.checks.observe import Observations, Where
+from rltop.checks.observe import Observations
 
 ERRORS = ("traceback", "ima", "oom", "memory_saver", "port_in_use", "entry_missing", "no_attention", "fatal", "death")
 """Kinds in which something breaks."""
@@ -101,12 +101,21 @@ def side(obs: Observations, event: LogEvent) -> Owner:
         return "trainer"
     if event.owner:
         return event.owner
-    by_name = next((log.owner for log in obs.logs if log.source == event.where.source), _UNKNOWN)
-    if by_name:
-        return by_name
-    same: set[Owner] = {other.owner for other in obs.events if other.where.source == event.where.source}
-    same.discard("")
-    return same.pop() if len(same) == 1 else _UNKNOWN
+    return _sources(obs).get(event.where.source, _UNKNOWN)
+
+
+def _sources(obs: Observations) -> dict[str, Owner]:
+    """Log -> the side that writes it: by the file's name, else because only one side has lines in it."""
+    key = ("event-sources", "", "")
+    if key not in obs.memo:
+        owners: dict[str, set[Owner]] = {}
+        for event in obs.events:
+            if event.owner:
+                owners.setdefault(event.where.source, set()).add(event.owner)
+        table = {source: next(iter(found)) for source, found in owners.items() if len(found) == 1}
+        obs.memo[key] = table | {log.source: log.owner for log in obs.logs if log.owner}
+    found_: dict[str, Owner] = obs.memo[key]
+    return found_
 
 
 def last_time(obs: Observations) -> float | None:
@@ -143,23 +152,43 @@ def same_process(left: LogEvent, right: LogEvent) -> bool:
 
 def goes_on(obs: Observations, event: LogEvent) -> bool:
     """The run made progress after the event: a finished step or rollout, or work of the side that owns it."""
-    for row in obs.metrics:
-        if row.time is not None and event.time is not None:
-            if row.time > event.time:
-                return True
-        elif row.where is not None and row.where.source == event.where.source and _after(row.where, event.where):
+    newest_row, lines = _newest_rows(obs)
+    if event.time is not None and newest_row is not None:
+        if newest_row > event.time:
             return True
+    elif lines.get(event.where.source, 0) > (event.where.line or 0):
+        return True
     owner = side(obs, event)
-    later = (other for other in of_kind(obs, *_PROGRESS) if other.order > event.order)
-    return any(side(obs, other) == owner and _same_side_process(event, other) for other in later)
+    orders = _newest_work(obs)
+    if event.pid is None:
+        return max((order for (one, _), order in orders.items() if one == owner), default=-1) > event.order
+    return max(orders.get((owner, event.pid), -1), orders.get((owner, None), -1)) > event.order
 
 
-def _after(left: Where, right: Where) -> bool:
-    return (left.line or 0) > (right.line or 0)
+def _newest_rows(obs: Observations) -> tuple[float | None, dict[str, int]]:
+    """Time of the newest metric row that has one, and the last line with a row without time of each source."""
+    key = ("newest-rows", "", "")
+    if key not in obs.memo:
+        times = [row.time for row in obs.metrics if row.time is not None]
+        lines: dict[str, int] = {}
+        for row in obs.metrics:
+            if row.where is not None and row.where.line:
+                lines[row.where.source] = max(lines.get(row.where.source, 0), row.where.line)
+        obs.memo[key] = (max(times, default=None), lines)
+    found: tuple[float | None, dict[str, int]] = obs.memo[key]
+    return found
 
 
-def _same_side_process(event: LogEvent, other: LogEvent) -> bool:
-    return event.pid is None or other.pid is None or event.pid == other.pid
+def _newest_work(obs: Observations) -> dict[tuple[Owner, int | None], int]:
+    """(side, pid) -> place of its newest line that shows work."""
+    key = ("newest-work", "", "")
+    if key not in obs.memo:
+        table: dict[tuple[Owner, int | None], int] = {}
+        for event in of_kind(obs, *_PROGRESS):
+            table[side(obs, event), event.pid] = event.order
+        obs.memo[key] = table
+    found: dict[tuple[Owner, int | None], int] = obs.memo[key]
+    return found
 
 
 def who(event: LogEvent) -> str:

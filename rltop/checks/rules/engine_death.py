@@ -6,6 +6,7 @@ killer has a line of its own. A failed health check is no death while batches of
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 from rltop.checks.events import (
@@ -33,6 +34,8 @@ DIED_STAGE = 1
 """It asks engine.not-ready and engine.health-timeout."""
 _REASON_S = 120.0
 """Seconds before a death line in which its reason stands: SGLang waits up to 65 s for its own diagnostics."""
+_SOME = 500
+"""Batch lines that are looked at for one check."""
 _ENGINE_NAMES = ("SGLangEngine", "sglang", "scheduler", "Engine", "VllmEngine")
 
 
@@ -47,7 +50,7 @@ def check_slow(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
             return [Verdict(SLOW, "skip", cause=missing(obs, "a log of an engine or of the health monitor"))]
         return [Verdict(SLOW, "pass", cause="No health check failed.")]
     slow = [(event, alive) for event in failed if (alive := _advancing(obs, t, event))]
-    paused = [event for event in failed if _paused(obs, t, event)]
+    paused = [] if slow else [event for event in failed if _paused(obs, t, event)]
     if slow:
         return [_slow(obs, t, slow)]
     if paused:
@@ -72,18 +75,34 @@ def _advancing(obs: Observations, t: Thresholds, event: LogEvent) -> list[LogEve
     if event.time is None:
         return []
     window = _window(obs, t, event)
-    batches = of_kind(obs, "prefill", "decode")
-    known = {(b.engine if b.engine is not None else b.pid) for b in batches}
+    batches = _timed(obs, "prefill", "decode")
+    several = len({(b.engine if b.engine is not None else b.pid) for b in batches[:_SOME]}) > 1
     found = []
-    for batch in batches:
+    for batch in _within(batches, event.time - window, event.time + window)[:_SOME]:
         other = batch.engine is not None and event.engine is not None and batch.engine != event.engine
         if other or (word(event, "by") == "server" and not same_process(batch, event)):
             continue
-        if len(known) > 1 and batch.engine is None and event.engine is not None and word(event, "by") == "monitor":
+        if several and batch.engine is None and event.engine is not None and word(event, "by") == "monitor":
             continue  # several engines, and nothing says which of them this batch is of
-        if batch.time is not None and event.time - window <= batch.time <= event.time + window:
-            found.append(batch)
+        found.append(batch)
     return found
+
+
+def _timed(obs: Observations, first: str, second: str) -> list[LogEvent]:
+    """Events of two kinds that have a time, in order of it."""
+    key = ("timed", first, second)
+    if key not in obs.memo:
+        obs.memo[key] = sorted((e for e in of_kind(obs, first, second) if e.time is not None), key=_time)
+    found: list[LogEvent] = obs.memo[key]
+    return found
+
+
+def _time(event: LogEvent) -> float:
+    return event.time or 0.0
+
+
+def _within(events: list[LogEvent], start: float, end: float) -> list[LogEvent]:
+    return events[bisect.bisect_left(events, start, key=_time) : bisect.bisect_right(events, end, key=_time)]
 
 
 def _paused(obs: Observations, t: Thresholds, event: LogEvent) -> bool:
@@ -91,9 +110,7 @@ def _paused(obs: Observations, t: Thresholds, event: LogEvent) -> bool:
     if event.time is None:
         return False
     window = _window(obs, t, event)
-    for other in of_kind(obs, "http", "timer"):
-        if other.time is None or not event.time - window - 1 <= other.time <= event.time + window:
-            continue
+    for other in _within(_timed(obs, "http", "timer"), event.time - window - 1, event.time + window):
         path = word(other, "path")
         if path.startswith(("/pause_generation", "/update_weights", "/init_weights_update", "/begin_weight_update")):
             return True
