@@ -1,9 +1,9 @@
 """The journal on disk: one writer thread takes what the daemon tells it, in batches; nothing here blocks the loop.
 
 Failure policy: a disk that is full, read-only or gone is said loudly once, the daemon goes on in memory, and the same
-batch is tried again every `RETRY_S` seconds: what fits into the backlog is not lost when the disk comes back, what does
-not is counted. A single row that cannot be written (a value that has no encoding) is counted and left out; it never
-holds up the rest. What was committed survives the death of the process at any moment (write-ahead log).
+batch is tried again and again: what fits into the backlog is not lost when the disk comes back, what does not is
+counted. A single row that cannot be written (a value that has no encoding) is counted and left out; it never holds up
+the rest. What was committed survives the death of the process at any moment (write-ahead log).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ checkpoints."""
 EVENT_S = 0.01
 """An event waits for no more company than this: viewers are shown it when it is written, not before."""
 BATCH_ROWS = 2000
+FIRST_RETRY_S = 1.0
 RETRY_S = 5.0
+"""A disk that refused is tried again after one second, then two, four, and every five."""
 BACKLOG_ROWS = 100_000
 CHUNK_POINTS = 512
 """Points of one series in a packed chunk: 4 KiB a column, and at most so many single rows per series."""
@@ -206,14 +208,14 @@ class Journal:
     def _run(self) -> None:
         backlog: list[_Row] = []
         failed_at: float | None = None
-        lost = 0
+        pause, lost = 0.0, 0
         while True:
-            waiting = self._collect(backlog, timeout=None if failed_at is None else self._retry_s)
+            waiting = self._collect(backlog, timeout=None if failed_at is None else pause)
             if len(backlog) > BACKLOG_ROWS:
                 lost += len(backlog) - BACKLOG_ROWS
                 del backlog[: len(backlog) - BACKLOG_ROWS]
             last = any(sync.last for sync in waiting)
-            if failed_at is None or last or time.monotonic() - failed_at >= self._retry_s:
+            if failed_at is None or last or time.monotonic() - failed_at >= pause:
                 problem = self._commit(backlog)
                 if problem is _DAMAGED:
                     problem = self._commit(backlog)
@@ -225,12 +227,13 @@ class Journal:
                     if failed_at is not None:
                         self._on_problem("warn", f"the journal works again; {lost} rows were lost meanwhile")
                         self._on_working(True)
-                    failed_at, lost = None, 0
+                    failed_at, pause, lost = None, 0.0, 0
                 else:
                     if failed_at is None:
                         self._on_problem("error", f"{problem}; the daemon goes on in memory and tries again")
                         self._on_working(False)
                     failed_at = time.monotonic()
+                    pause = min(max(FIRST_RETRY_S, 2 * pause), self._retry_s)
             for sync in waiting:
                 sync.done(failed_at is None)
             if last:
