@@ -25,6 +25,7 @@ from rltop.errors import RltopError
 from rltop.evidence.host import Host, ThisHost
 from rltop.evidence.launch import Facts, gather
 from rltop.evidence.launch_script import Launch, from_argv, read_script
+from rltop.evidence.patches import ignore_patches
 from rltop.evidence.shell import Word
 
 MOST_BYTES = 4 << 20
@@ -51,12 +52,17 @@ def doctor(
     report = judged(evaluate(facts.obs, thresholds))
     plan = launch_plan(facts.obs)
     failed = 1 if report.summary.get("fail") else 0
-    if as_json:
-        print_json(document(facts, plan, report))
+    patch = "".join(ignore_patches(facts.obs, directory))
+    if patch_only:
+        sys.stdout.write(patch)
+    elif as_json:
+        print_json({**document(facts, plan, report), "patch": patch})
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
         print("\n".join(_told(facts, plan, width)))
         print(render(report, width=width, refs=refs))
+        if patch:
+            print(f"\nthe list of quant.map, corrected (rltop doctor --patch … | patch -p0):\n\n{patch}", end="")
     sys.stdout.flush()
     return failed
 

@@ -135,3 +135,22 @@ def test_nothing_given_says_what_can_be_given(capsys: pytest.CaptureFixture[str]
 def test_a_command_behind_two_dashes_keeps_its_flags(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--no-ray", "--json", "--", "python", "train.py", "--load", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == "python train.py --load out --json"
+
+
+def test_the_corrected_list_is_a_patch_on_stdout_and_no_file_changes(
+    launch_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (launch_dir / "hf").mkdir()
+    config = launch_dir / "hf/config.json"
+    config.write_text(
+        json.dumps({"quantization_config": {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}}, indent=2)
+    )
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate_proj.weight"]
+    (launch_dir / "hf/model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")})
+    )
+    before = config.read_text()
+    patch = run(capsys, "python", "train.py", "--hf-checkpoint", "hf", patch_only=True)
+    assert patch.startswith("--- hf/config.json\n+++ hf/config.json\n")
+    assert '+      "model.embed_tokens"' in patch
+    assert config.read_text() == before

@@ -44,11 +44,11 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     found: list[Verdict] = []
     quantised = False
     for one in obs.checkpoints:
-        config = _quantisation(one)
+        config = quantisation(one)
         method = str(config.get("quant_method", "")) if config else ""
         quantised = quantised or bool(config)
         if config and "ignore" in config and method == "compressed-tensors":
-            tensors = _of_checkpoint(one) or names
+            tensors = tensors_of(one) or names
             lists = RuleList("ignore", _strings(config["ignore"]), _inside(one, "config.json"))
             found += [_judge(lists, tensors)] if tensors else []
         elif method == "fp8" and (verdict := _fp8(obs, one)):
@@ -63,7 +63,8 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     return [Verdict(ID, "skip", cause=missing(obs, "a quantised checkpoint or an ignore list"))]
 
 
-def _quantisation(one: HfCheckpoint) -> Mapping[str, object] | None:
+def quantisation(one: HfCheckpoint) -> Mapping[str, object] | None:
+    """The quantisation part of a checkpoint's config."""
     for config in (one.config or {}, text_config(one.config)):
         for key in ("quantization_config", "compression_config"):
             inner = config.get(key)
@@ -76,7 +77,7 @@ def _strings(value: object) -> tuple[str, ...]:
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
-def _of_checkpoint(one: HfCheckpoint) -> dict[str, int | None]:
+def tensors_of(one: HfCheckpoint) -> dict[str, int | None]:
     """Tensor -> dimensions (None: unknown)."""
     found: dict[str, int | None] = dict.fromkeys(one.index or {})
     found.update({tensor.name: len(tensor.shape) for tensor in one.tensors})
@@ -90,7 +91,7 @@ def _names(obs: Observations) -> dict[str, int | None]:
             for value in (document.fields, *document.fields.values()):
                 found |= _named(value)
     for one in obs.checkpoints:
-        found |= _of_checkpoint(one)
+        found |= tensors_of(one)
     return found
 
 
@@ -229,7 +230,7 @@ def _both_forms(rules: Sequence[str], split: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fp8(obs: Observations, one: HfCheckpoint) -> Verdict | None:
-    names = _of_checkpoint(one)
+    names = tensors_of(one)
     scaled = [name for name in names if name.endswith((".weight_scale_inv", ".weight_scale"))]
     if not scaled:
         return None
