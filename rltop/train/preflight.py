@@ -14,7 +14,7 @@ from typing import Any
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.layout import Divisible, check_layout
-from rltop.train.resume import REFERENCE, find_checkpoint
+from rltop.train.resume import REFERENCE, TRACKER, find_checkpoint
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
@@ -36,6 +36,14 @@ def preflight(config: TrainConfig) -> None:
 
 
 def _check_resume(config: TrainConfig) -> None:
+    """A checkpoint to resume from must be usable, and one that is not resumed from must not be mixed with ours."""
+    if config.save is not None and (config.save / TRACKER).exists() and not _same(config.load, config.save):
+        raise RltopError(
+            "another run's checkpoints are there",
+            where=f"--save {config.save}",
+            why=f"it has a {TRACKER} that this run does not go on from: two runs in one directory cannot be told apart",
+            do=f"--load {config.save} to go on, or another directory",
+        )
     found = find_checkpoint(config.load) if config.load is not None else None
     if found is None:
         return
@@ -56,6 +64,10 @@ def _check_resume(config: TrainConfig) -> None:
                 do="--ref-load CHECKPOINT",
             )
         require_checkpoint(reference, flag="--load", chat_template=False)
+
+
+def _same(one: Path | None, other: Path) -> bool:
+    return one is not None and one.exists() and one.samefile(other)
 
 
 def _require_writable(directory: Path, flag: str) -> None:

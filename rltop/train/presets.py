@@ -17,8 +17,12 @@ def demo_args(
     A tiny model of bytes learns to sort three digits: mean reward from below 0.4 to above 0.8 within two minutes on two
     cores. The extra log-prob pass and the reference model are on, so that every step-1 check has a measured number.
     """
+    # The one fault that a single rank cannot have.
+    stages = 2 if any(text.partition("@")[0] == "pp-layer-ids" for text in inject) else 1
     return to_argv(
         TrainConfig(
+            actor_num_gpus_per_node=stages,
+            pipeline_model_parallel_size=stages,
             num_rollout=DEMO_ROLLOUTS if num_rollout is None else num_rollout,
             rollout_batch_size=32,
             n_samples_per_prompt=8,

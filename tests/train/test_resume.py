@@ -238,6 +238,11 @@ def test_the_arguments_of_a_resume_are_checked_before_anything_starts(tmp_path: 
     for flags in (["--save", "x"], ["--save-interval", "2"]):
         with pytest.raises(RltopError, match="needs --save"):
             parse_args(flags)
+    save = ["--save", str(root), "--save-interval", "2", "--num-rollout", "5"]
+    with pytest.raises(RltopError, match="another run's checkpoints are there") as caught:
+        preflight(parse_args(save))
+    assert f"--load {root} to go on" in caught.value.do
+    preflight(parse_args([*save, "--load", f"{root}/../saved"]))
     (tmp_path / "file").touch()
     with pytest.raises(RltopError, match="cannot write there"):
         preflight(parse_args(["--save", str(tmp_path / "file"), "--save-interval", "1"]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class MegatronBackend:
         torch.set_num_threads(config.threads)
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses cuBLAS without it
         self.config = config
         self.shape = read_shape(hf_checkpoint)
         check_layout(place.layout, _divisible(self.shape), where=str(hf_checkpoint))
