@@ -228,6 +228,14 @@ class Loop:
         """A refused update ends the run: its engine is stale for good. Different weights are shouted about."""
         self.narrator.weights(report, first_rollout=first_rollout, seconds=seconds)
         self.history.syncs += 1
+        pushed = [layer for stage in report.layers for layer in stage]
+        if sorted(pushed) != list(range(len(pushed))):
+            self.narrator.log(
+                "warn" if report.planted else "error",
+                f"Weights version {report.version!r} were pushed with layer ids "
+                f"{' | '.join(', '.join(map(str, stage)) for stage in report.layers)} (pipeline stages between bars): "
+                "they should count on from stage to stage" + (" (injected)" if report.planted else ""),
+            )
         for name, reply in report.engines.items():
             if not reply.ok or reply.version != report.version:
                 raise RltopError(

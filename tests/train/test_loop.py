@@ -10,7 +10,6 @@ from typing import Any
 
 import msgpack
 import pytest
-import zmq
 
 from rltop.errors import RltopError
 from rltop.reporter import Reporter
@@ -20,6 +19,7 @@ from rltop.train.narrator import LOGGER, Narrator
 from rltop.train.ports import EngineReply
 from rltop.train.summary import summary
 from tests.train.fakes import FakeRollouts, FakeTrainer
+from tests.train.local import ingest
 
 TWO_ROLLOUTS = TrainConfig(num_rollout=2, rollout_batch_size=2, n_samples_per_prompt=2)
 
@@ -143,13 +143,9 @@ def test_lines_have_slimes_shapes(caplog: pytest.LogCaptureFixture, monkeypatch:
 
 
 @pytest.fixture
-def ingest() -> Iterator[tuple[str, Any]]:
-    context = zmq.Context()
-    socket = context.socket(zmq.PULL)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    yield f"tcp://127.0.0.1:{port}", socket
-    socket.close(0)
-    context.term()
+def daemon() -> Iterator[tuple[str, Any]]:
+    with ingest() as place:
+        yield place
 
 
 def records_until_bye(socket: Any) -> list[dict[str, Any]]:
@@ -160,8 +156,8 @@ def records_until_bye(socket: Any) -> list[dict[str, Any]]:
     return records
 
 
-def test_the_daemon_is_told_everything_in_order(ingest: tuple[str, Any]) -> None:
-    address, socket = ingest
+def test_the_daemon_is_told_everything_in_order(daemon: tuple[str, Any]) -> None:
+    address, socket = daemon
     with Reporter(address=address, run="r") as reporter:
         loop = make_loop(TWO_ROLLOUTS, FakeTrainer([]), reporter)
         loop.run()

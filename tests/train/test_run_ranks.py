@@ -43,6 +43,8 @@ def test_a_pipeline_stage_that_restarts_its_layer_ids_is_found_at_the_sync(plant
     assert (start["ok"], first["ok"], second["ok"]) == (True, False, True)
     assert (first["layers"], second["layers"]) == ([[0], [0]], [[0], [1]])
     assert set(first["engines"]) == {"0", "1"}
+    assert "were pushed with layer ids 0 | 0 (pipeline stages between bars)" in planted.stderr
+    assert planted.stderr.count("were pushed with layer ids") == 1
     assert all("model.layers.0." in reply["message"] for reply in first["engines"].values())
 
 
