@@ -82,6 +82,7 @@ class Reporter:
         try:
             with link.lock:
                 link.look()
+                link.flush()
         except Exception as error:
             self._failed(error)
         return link.status

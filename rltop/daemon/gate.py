@@ -197,7 +197,8 @@ class Gate:
                     raise
                 continue  # closed under us, to be opened again
             name = _user(frames[0])
-            if name in self._known.names():
+            # A name that the kept list lacks may be a key that was made just now.
+            if name in self._known.names() or name in self._known().values():
                 self._take([frame.bytes for frame in frames], name)
             else:
                 self._door.refuse(f"key {name}", auth.REVOKED)
