@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rltop.cli.connect import running
-from rltop.cli.output import age, note, number, print_json, size, table
+from rltop.cli.output import age, clean, note, number, print_json, size, table
 from rltop.client import local_client
 from rltop.errors import RltopError
 from rltop.runs import RunInfo, list_runs
@@ -32,7 +33,8 @@ def ps(*, as_json: bool, every: bool) -> int:
         print_json({"runs": rows})
         return 0
     now = time.time()
-    print("\n".join(_fitted(table(HEAD, [_cells(row, now) for row in rows]))))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(lines([_cells(row, now) for row in rows], width)))
     if hidden := len(runs) - len(shown):
         note(f"{number(hidden)} dead: rltop ps --all")
     orphans = [row["run"] for row in rows if row["state"] == "orphaned"]
@@ -67,12 +69,20 @@ def _verdicts(row: Mapping[str, Any]) -> str | None:
     return ", ".join(bad) + (f": {', '.join(row['root_causes'])}" if row["root_causes"] else "")
 
 
-def _fitted(lines: list[str]) -> list[str]:
-    """Lines no wider than the terminal; whole where the answer goes to a file or another program."""
-    if not sys.stdout.isatty():
-        return lines
-    width = shutil.get_terminal_size().columns
-    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+def lines(rows: Sequence[Sequence[Any]], width: int | None) -> list[str]:
+    """The table. In a terminal that is too narrow for it the last column goes below each row.
+
+    width: cells of the terminal; None: a file or another program, which gets one line per run.
+    """
+    whole = table(HEAD, rows)
+    if width is None or max(map(len, whole)) <= width:
+        return whole
+    found = []
+    reasons = ["", *(row[-1] for row in rows)]
+    for line, reason in zip(table(HEAD[:-1], [row[:-1] for row in rows]), reasons, strict=True):
+        found.append(line if len(line) <= width else line[: width - 1] + "…")
+        found += textwrap.wrap(clean(number(reason)), width, initial_indent="    ", subsequent_indent="    ")
+    return found
 
 
 async def _glance_at_all(runs: list[RunInfo]) -> list[dict[str, Any]]:
@@ -86,6 +96,7 @@ async def _glance(run: RunInfo) -> dict[str, Any]:
         "alive": run.alive,
         "state": "no answer",
         "text": "",
+        "attempt": None,
         "rollout": None,
         "reward": None,
         "fail": None,
@@ -131,6 +142,7 @@ def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     phase = state.get("phase") or {}
     rollout = phase.get("rollout_id")
     return {
+        "attempt": (state.get("run") or {}).get("attempt"),
         "rollout": rollout if rollout is not None else reward.get("step"),
         "reward": reward.get("value"),
         "fail": counts.get("fail"),

@@ -13,6 +13,7 @@ import pytest
 
 from rltop.cli.main import main
 from rltop.cli.output import size
+from rltop.cli.ps import lines
 from rltop.daemon import spawn
 from rltop.runs import RunInfo, read_run
 from tests.cli.conftest import rltop
@@ -65,9 +66,9 @@ def test_dead_runs_tell_how_they_ended(runs_dir: Path, capsys: pytest.CaptureFix
         assert row["bytes"] >= (Path(row["path"]) / "journal.sqlite").stat().st_size
         assert not row["alive"]
     assert main(["ps", "--all"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:4] for line in lines[1:]] == [["bad-2", "lost", "2", "0.25"], ["good-1", "done", "2", "0.5"]]
-    assert "1 fail: train.nan" in lines[1]
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in shown[1:]] == [["bad-2", "lost", "2", "0.25"], ["good-1", "done", "2", "0.5"]]
+    assert "1 fail: train.nan" in shown[1]
 
 
 def test_one_unreadable_journal_costs_only_its_own_row(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +125,18 @@ def test_down_ends_a_trainer_that_outlived_its_daemon(runs_dir: Path, capsys: py
     wait_for(lambda: rows(capsys, "--all")["orphan-1"]["state"] == "interrupted")
     assert main(["down", "orphan-1"]) == 0
     assert "is not running" in capsys.readouterr().err
+
+
+def test_in_a_narrow_terminal_the_reason_goes_below_its_run() -> None:
+    why = "the daemon was killed\x1bor its machine"
+    row = ["a-1", "lost", 3, 0.5, "1 fail: train.nan", "2m ago", "1 MB", None, why]
+    wide, narrow = lines([row], None), lines([row], 70)
+    assert len(wide) == 2
+    assert wide[1].endswith("the daemon was killed or its machine")
+    assert narrow[1].split()[:2] == ["a-1", "lost"]
+    assert narrow[2] == "    the daemon was killed or its machine"
+    assert all(len(line) <= 40 for line in lines([row], 40))
+    assert lines([], 10)[0].startswith("run")
 
 
 @pytest.mark.parametrize(
