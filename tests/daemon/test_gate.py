@@ -90,9 +90,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 def refused(viewer: Viewer, reason: str, peer: str) -> dict[str, Any]:
     """The event that says so."""
-    event = viewer.until_event(kind="refused", reason=reason, peer=peer)
+    event = viewer.until_event(kind="refused", reason=reason)
     assert (event["level"], event["source"]) == ("warn", "ingest")
-    assert event["text"].startswith(f"refused {peer}: {reason}")
+    # Only ZAP always knows the address; of a connection that failed before, it may be gone on a busy machine.
+    assert event["peer"] == peer or (event["peer"] == auth.UNKNOWN_PEER and reason != auth.UNKNOWN_KEY)
+    assert event["text"].startswith(f"refused {event['peer']}: {reason}")
     return event
 
 
