@@ -65,5 +65,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(" | ".join(COLUMNS))
     for fault in FAULTS:
         outcome, cells = found.get(fault, ("NOT RUN", {"fault": fault}))
-        line = " | ".join(cells.get(column, "-") for column in COLUMNS)
+        line = " | ".join(_short(cells.get(column, "-")) for column in COLUMNS)
         terminalreporter.write_line(line if outcome == "passed" else f"{line} | {outcome.upper()}")
+
+
+def _short(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
