@@ -70,12 +70,16 @@ class Walker:
         self.at += size
         return part
 
-    def line(self) -> str:
-        for end in range(self.at, min(self.at + 4096, len(self.data))):
-            if self.data[end] == 0x0A:
-                text = bytes(self.data[self.at : end]).decode("utf-8", "replace")
-                self.at = end + 1
+    def line(self, encoding: str = "utf-8") -> str:
+        """The rest of a line, as the text opcodes of the first protocols have it."""
+        end = self.at
+        while end < len(self.data):
+            found = bytes(self.data[end : end + _LINE_CHUNK]).find(b"\n")
+            if found >= 0:
+                text = bytes(self.data[self.at : min(end + found, self.at + MOST_TEXT)]).decode(encoding, "replace")
+                self.at = end + found + 1
                 return text
+            end += _LINE_CHUNK
         raise Unreadable("the pickle is cut off inside a line")
 
     def push(self, value: Any, begin: int) -> None:
@@ -350,8 +354,13 @@ def _float_line(walker: Walker, begin: int) -> None:
     walker.push(float(walker.line()[:64]), begin)
 
 
-def _text_line(walker: Walker, begin: int) -> None:
-    walker.push(walker.line(), begin)
+def _unicode_line(walker: Walker, begin: int) -> None:
+    walker.push(walker.line("raw_unicode_escape"), begin)
+
+
+def _quoted_line(walker: Walker, begin: int) -> None:
+    text = walker.line("latin-1").strip()
+    walker.push(text[1:-1] if text[:1] in ("'", '"') and text[:1] == text[-1:] else text, begin)
 
 
 def _persistent(walker: Walker, begin: int) -> None:
@@ -397,6 +406,7 @@ def _binint2(walker: Walker, begin: int) -> None:
     walker.at = at + 2
 
 
+_LINE_CHUNK = 4096
 _RUN = 100
 _RUN_CODES = b"G" * _RUN
 _RUN_OF_DOUBLES = struct.Struct(">xd")
@@ -438,8 +448,8 @@ def _handlers() -> tuple[Callable[[Walker, int], None] | None, ...]:
         ord("I"): _int_line,
         ord("L"): _int_line,
         ord("F"): _float_line,
-        ord("S"): _text_line,
-        ord("V"): _text_line,
+        ord("S"): _quoted_line,
+        ord("V"): _unicode_line,
         ord("X"): _sized(_text, 4),
         0x8C: _sized(_text, 1),
         0x8D: _sized(_text, 8),
