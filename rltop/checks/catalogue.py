@@ -150,7 +150,7 @@ CATALOGUE: tuple[Entry, ...] = (
     _entry("engine.not-ready", "requests came before the engines", "pwf", "B48", "host.unexplained"),
     _entry("engine.died", "an engine that worked is gone", "pwf", "B65", "host.unexplained cluster.stall"),
     _entry("engine.health-timeout", "slow, not dead", "piw", "B63", "engine.died host.unexplained"),
-    _entry("engine.oom", "an engine ran out of GPU memory", "pwf", "F11 B23 B30 B32 B35", "engine.ima"),
+    _entry("engine.oom", "an engine ran out of GPU memory", "pwf", "F11 B23 B30 B32 B35", "engine.ima engine.died"),
     _entry(
         "engine.resume-order",
         "wake-up steps in order",

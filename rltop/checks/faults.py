@@ -134,7 +134,10 @@ def _trainer_phase(obs: Observations, first: LogEvent) -> str:
     for name, pattern in (
         ("log-prob", r"compute_log_prob|forward_only|ref_log_prob"),
         ("weight sync", r"update_weight|weight_update"),
-        ("train step", r"train_one_step|backward|optimizer|forward_backward|:train\b|train_actor"),
+        (
+            "train step",
+            r"train_one_step|backward|optimizer|forward_backward|:train\b|train_actor|update_(?:policy|actor)",
+        ),
         ("checkpoint load", r"load_checkpoint|checkpointing"),
     ):
         if re.search(pattern, path):

@@ -541,3 +541,12 @@ def test_tokens_are_found_under_the_names_that_trainers_use() -> None:
         row = train(i, on=0, loss=0.1, grad_norm=0.002 * tokens)
         rows.append(replace(row, values={**row.values, "tokens_per_microbatch": float(tokens)}))
     assert verdict("train.grad-scale", obs(*rows)).status == "fail"
+
+
+def test_an_engine_that_runs_out_of_memory_is_the_root_of_its_death() -> None:
+    lost = event("oom", owner="engine", tried_gb=2.0, free_gb=0.1)
+    report = evaluate(seen(lost, event("death", owner="trainer", how="sigquit")))
+    assert report.root_causes == ("engine.oom",)
+    (died,) = (v for v in report.verdicts if v.id == "engine.died")
+    assert died.consequence_of == ("engine.oom",)
+    assert "the trainer" not in died.cause

@@ -159,6 +159,8 @@ def test_lines_and_their_data(text: str, kind: str, expected: dict[str, object])
         "SIGTERM received. Draining requests and shutting down...",
         "[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0",
         "[rank0]:[W1 ProcessGroupNCCL.cpp:1575] Warning: destroy_process_group() was not called before program exit",
+        "The actor is dead because its owner has died. Owner Id: 01000000",
+        "Worker exit type: INTENDED_USER_EXIT Worker exit detail: the actor died by ray.kill",
         "KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained: 4096",
     ],
 )

@@ -149,7 +149,9 @@ def _slow(obs: Observations, t: Thresholds, slow: Sequence[tuple[LogEvent, list[
 
 
 def _name(event: LogEvent) -> str:
-    return f"engine {event.engine}" if event.engine is not None else who(event)
+    if event.engine is not None:
+        return f"engine {event.engine}"
+    return who(event) if event.owner == "engine" else "an engine"
 
 
 # -- engine.died

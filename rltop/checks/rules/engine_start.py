@@ -161,7 +161,7 @@ def check_not_ready(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [Verdict(NOT_READY, "pass", cause=cause, evidence=tuple(of_event(e) for e in early[:2]))]
     status: Status = "fail" if late and (workers in (0, None)) else "warn"
     phase = _phase(starting, early)
-    return [_verdict(obs, t, status, early, phase, workers, place, late or ready[-1:])]
+    return [_verdict(obs, t, status, early, phase, workers, place, ready[-1:])]
 
 
 def _workers(obs: Observations) -> tuple[int | None, Evidence | None]:

@@ -71,14 +71,18 @@ def _fact(fault: Fault) -> str:
     event = fault.event
     rank = f"rank {event.rank}" if event.rank is not None else who(event)
     at = f" at {clock(event.time)}" if event.time is not None else ""
-    text = f"first fault: {rank} in {fault.phase}{at}"
-    if fault.since_start_s is not None:
+    text = f"first fault: {rank} {_in(fault)}{at}"
+    if fault.since_start_s:
         text += f", {span(fault.since_start_s)} after the start"
     if fault.kernel:
         text += f", in kernel {fault.kernel}"
     if fault.free_gb is not None:
         text += f", with {fault.free_gb:g} GB free before it"
     return text
+
+
+def _in(fault: Fault) -> str:
+    return "in an unknown phase" if fault.phase == "unknown" else f"in {fault.phase}"
 
 
 def _hardware(fault: Fault) -> list[str]:
@@ -152,7 +156,7 @@ def _ladder(fault: Fault) -> tuple[str, ...]:
 def _trainer(obs: Observations, fault: Fault) -> Verdict:
     event = fault.event
     cause = (
-        f"The trainer ({who(event)}) made the first illegal memory access, in its {fault.phase}; {_fact(fault)}. "
+        f"The trainer ({who(event)}) made the first illegal memory access, {_in(fault)}; {_fact(fault)}. "
         "Toggles of the engine are pointless."
     )
     deepep = obs.args.on("moe_enable_deepep")

@@ -21,6 +21,7 @@ STAGE = 3
 _KINDS = ("traceback", "ima", "oom", "memory_saver", "fatal", "death", "job_end", "port_in_use", "no_attention")
 _BENIGN = re.compile(
     r"may not be an issue|connected to 0 peer ranks|Grad overflow|OVERFLOW!|freeze_gc|"
+    r"RPC error: CANCELLED|Force kill actor request|owner has died|INTENDED_(?:USER|SYSTEM)_EXIT|"
     r"destroy_process_group\(\) was not called|Ignore import error|KeyboardInterrupt|SystemExit: 0\b|"
     r"retrying|will retry|Retry(?:ing)? \d|DeprecationWarning|FutureWarning|UserWarning",
     re.I,

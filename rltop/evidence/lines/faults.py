@@ -124,6 +124,11 @@ _DEATHS: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(r"\b(?:killed by|received|signal:?) ?(?:signal )?\(?SIGKILL|exit code:? -9\b|\bKilled\b\s*$"),
     ),
 )
+_MEANT = re.compile(
+    r"INTENDED_(?:USER|SYSTEM)_EXIT|Force kill actor request|owner has died|ray\.kill|killed by `?ray|exit_actor\(\)|"
+    r"out of scope"
+)
+"""How Ray says that an actor's end was wanted: the job is over, or its handle is gone."""
 _VICTIM = re.compile(r"\bpid[=:]? ?(?P<pid>\d+)")
 _VICTIM_NAME = re.compile(r"class_name: (?P<name>\w+)|ray::(?P<name2>\w+)|\b(?P<name3>SGLangEngine|\w+RayActor)\b")
 
@@ -131,6 +136,8 @@ _VICTIM_NAME = re.compile(r"class_name: (?P<name>\w+)|ray::(?P<name2>\w+)|\b(?P<
 def death(line: Line) -> Mapping[str, object] | None:
     """A process is gone: how (server, init, subprocess, watchdog, sigquit, actor, worker, killed), victim (pid), name,
     code."""
+    if _MEANT.search(line.text):
+        return None
     for how, pattern in _DEATHS:
         found = pattern.search(line.text)
         if found is None:
