@@ -201,7 +201,9 @@ def start_trainer(argv: Sequence[str], *, run_dir: Path, env: Mapping[str, str],
     if why:
         os.waitpid(child, 0)
         raise RltopError("cannot start the trainer", where=where, why=why, exit_code=1)
-    job = TrainerJob(_find(record), record, run_dir)  # it may have ended already
+    # It may have ended already. Its keeper has just told who it is: an environment that cannot be read (hidepid, a
+    # program with other rights) is no reason to take it for gone.
+    job = TrainerJob(_born(record), record, run_dir)
     job.keeper = child
     return job
 
@@ -234,11 +236,18 @@ def adopt_trainer(record: TrainerRecord, run_dir: Path) -> TrainerJob | None:
 
 
 def _find(record: TrainerRecord) -> psutil.Process | None:
+    process = _born(record)
+    try:
+        return process if process is not None and _environ(process).get(MARKER) == record.marker else None
+    except (psutil.Error, OSError):
+        return None
+
+
+def _born(record: TrainerRecord) -> psutil.Process | None:
+    """The process with that pid if it began when the record says, whatever its environment."""
     try:
         process = psutil.Process(record.pid)
-        if not record.birth or birth(record.pid) != record.birth or not _alive(process):
-            return None
-        return process if _environ(process).get(MARKER) == record.marker else None
+        return process if record.birth and birth(record.pid) == record.birth and _alive(process) else None
     except (psutil.Error, OSError, ValueError):
         return None
 
