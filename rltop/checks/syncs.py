@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rltop.checks.found import HttpCall
-from rltop.checks.observe import Observations, Where
+from rltop.checks.observe import Observations, SyncEvent, Where
 from rltop.checks.phrase import mismatches
 
 UPDATE = re.compile(r"/(?:update_weights?\w*|pull_weights?\w*|reload_weights?|load_weights?\w*|sync_weights?)\b")
@@ -50,6 +50,16 @@ def message(call: HttpCall) -> str:
     return "" if call.status is None or call.status < 400 else f"HTTP {call.status}"
 
 
+def ordered(syncs: Iterable[SyncEvent]) -> list[SyncEvent]:
+    """Syncs in the order of the run, whatever the order in which they were told."""
+    return sorted(syncs, key=_place)
+
+
+def _place(sync: SyncEvent) -> tuple[int, int, float, str, bool]:
+    rollout = -1 if sync.rollout_id is None else sync.rollout_id
+    return (sync.segment, rollout, sync.time or 0.0, sync.version, sync.ok)
+
+
 def updates(obs: Observations) -> tuple[Update, ...]:
     """All of them: from captures, from access lines and refusals in logs, from the live stream's syncs."""
     found = [
@@ -77,7 +87,7 @@ def updates(obs: Observations) -> tuple[Update, ...]:
             engine = event.engine if event.engine is not None else event.pid
             text = str(event.data.get("message") or event.text)
             found.append(Update(engine, False, text, path, where=event.where, order=event.order))
-    for at, sync in enumerate(obs.syncs):
+    for at, sync in enumerate(ordered(obs.syncs)):
         spoiled = {engine.engine for engine in mismatches(sync)}
         for engine_sync in sync.engines:
             if engine_sync.engine in spoiled:

@@ -9,7 +9,7 @@ from rltop.checks.found import Document, HttpCall
 from rltop.checks.names import layers_of, ranges, some
 from rltop.checks.observe import Observations, Where
 from rltop.checks.phrase import mismatches, missing, of_place, of_sync
-from rltop.checks.syncs import Update, message, success, updates
+from rltop.checks.syncs import Update, message, ordered, success, updates
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
 
@@ -50,7 +50,7 @@ def _refused(obs: Observations, engine: int | str | None, refused: list[Update])
     who = "The engine" if engine is None else f"Engine {engine}"
     state = "holds the old weights in part and the new ones in part" if partial else "still holds the old weights"
     told = f": {first.message[:200]}" if first.message else ""
-    syncs = [of_sync(s) for s in obs.syncs if first.where is None and s.version == first.version][:1]
+    syncs = [of_sync(s) for s in ordered(obs.syncs) if first.where is None and s.version == first.version][:1]
     places = [of_place(update.where) for update in refused if update.where][:3]
     return Verdict(
         FAILED,
@@ -98,7 +98,7 @@ def _live(obs: Observations) -> list[Verdict]:
     found: list[Verdict] = []
     compared = False
     told: set[str] = set()
-    for sync in obs.syncs:
+    for sync in ordered(obs.syncs):
         compared = compared or any(e.same is not None or bool(e.digest and sync.digest) for e in sync.engines)
         for engine in mismatches(sync):
             if engine.engine in told or len(told) >= MOST_ENGINES:
