@@ -188,6 +188,7 @@ class LogScan:
         self._tables = logtext.ArgsTables(name)
         self._masked = 0
         """Lines of model text over several lines that were skipped so far."""
+        self._masked_by: tuple[object, ...] = ()
         self._first_time: float | None = None
         self._last_time: float | None = None
         self._rollouts = logtext.RolloutContext()
@@ -338,12 +339,12 @@ class LogScan:
 
     def _line(self, start: int, number: int, pieces: Sequence[bytes], hits: Hits) -> None:
         line = self._make(start, number, pieces)
-        if self._masked or "model" in hits.taps:
-            self._masked = logtext.still_masked(line, self._masked)
-            if self._masked:
-                return
-        if "sample" in hits.taps and self.taken.samples.take(line):
+        if (self._masked or "model" in hits.taps) and self._is_model_text(line):
+            return
+        if "sample" in hits.taps and (text := self.taken.samples.take(line)):
             self._close_of(line)
+            if not logtext.ends(text):  # a text over several lines
+                self._masked, self._masked_by = 1, self._key(line)
             return
         if self._tables.open and self._tables.take(line.text, number):
             return
@@ -352,6 +353,15 @@ class LogScan:
         self._recognise(line, hits, None)
         if hits.taps:
             self._tap(line, hits)
+
+    def _is_model_text(self, line: Line) -> bool:
+        """The line continues, or begins, a printed text of its process."""
+        if self._masked and self._key(line) != self._masked_by:
+            return False
+        goes_on = logtext.still_masked(line, self._masked)
+        inside = bool(goes_on) or (self._masked > 0 and logtext.ends(line.text))
+        self._masked, self._masked_by = goes_on, self._key(line)
+        return inside
 
     def _tap(self, line: Line, hits: Hits) -> None:
         taps = hits.taps

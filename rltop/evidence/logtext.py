@@ -75,6 +75,8 @@ class RolloutContext:
     """Which rollout a step of a log belongs to: the one whose own metrics the same process printed before it."""
 
     _rollout: dict[tuple[str, int | None], tuple[int, int]] = field(default_factory=dict)
+    _alone: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    """Dicts without any step so far, by process: they are counted."""
     _whole: bool = True
     """Every rollout printed its line so far: counting steps after it is safe."""
 
@@ -88,6 +90,8 @@ class RolloutContext:
             if old is not None and id_ > old[0] + 1:
                 self._whole = False
             self._rollout[stream] = (id_, 0)
+        if found.label == "" and id_ is None and not any(name.endswith("step") for name in found.fields):
+            id_ = self._alone[stream] = self._alone.get(stream, -1) + 1
         rollout_id = id_ if axis == "rollout" else None
         rows = list(rows_of(found.fields, where, axis=axis, step=id_, rollout_id=rollout_id, rank=None, time=line.time))
         if found.label != "step":
@@ -133,7 +137,7 @@ def phase_of(line: Line) -> PhaseEvent | None:
 
 # -- samples
 
-_SAMPLE = re.compile(r"(?P<when>First rollout sample|Finish rollout)\s*:?\s*(?P<rest>\[.*)", re.DOTALL)
+_SAMPLE = re.compile(r"(?P<when>First rollout sample|Finish rollout)\s*:\s*(?P<rest>.*)", re.DOTALL)
 _END = re.compile(r"\], label: (?P<label>.*?)(?:, reward: (?P<reward>.*))?$", re.DOTALL)
 MOST_SAMPLES = (300, 300, 300)
 """First, newest, and between: a measure of text takes a millisecond or two."""
@@ -157,17 +161,17 @@ class SampleLines:
     _waiting: list[_Printed] = field(default_factory=list)
     _last: int | None = None
 
-    def take(self, line: Line) -> bool:
-        """The line prints a sample: from here on it is model text."""
+    def take(self, line: Line) -> str:
+        """The text that the line prints, which is a model's from here on; empty if it prints none."""
         found = _SAMPLE.search(line.text)
         if found is None:
-            return False
+            return ""
         self.seen += 1
         where = Where(line.source, line.number, line.raw.strip()[:160])
         printed = _Printed(found["rest"][:32_768], where)
         self._kept.append(printed)
         self._waiting = [*self._waiting[-31:], printed]
-        return True
+        return found["rest"] or " "
 
     def settle(self, rollout_id: int | None, actor: str) -> None:
         """The metrics of a rollout were printed: the samples before them are its own. The trainer's come later."""
@@ -214,15 +218,20 @@ MOST_MASKED = 5000
 _MODEL_END = re.compile(r"\s*\[(?:ground_truth|score|reward|label)\]")
 
 
+def ends(text: str) -> bool:
+    """The printed text ends in this line, with `], label: ...`, or by its bracket."""
+    return _END.search(text) is not None or text.rstrip().endswith(("']", '"]'))
+
+
 def still_masked(line: Line, masked: int) -> int:
-    """How many lines of model text there were so far, with this one; 0 if it is none.
+    """How many lines of model text there were so far, with this one; 0 if none follows.
 
     verl prints `[prompt]`, `[response]` and then text over any number of lines; `[ground_truth]` or `[score]` ends it,
     and so does a line with a time.
     """
     if _MODEL.match(line.text):
         return 1
-    if not masked or masked >= MOST_MASKED or line.time_of_its_own or _MODEL_END.match(line.text):
+    if not masked or masked >= MOST_MASKED or line.time_of_its_own or _MODEL_END.match(line.text) or ends(line.text):
         return 0
     return masked + 1
 

@@ -150,6 +150,24 @@ def test_printed_prompts_over_many_lines_are_masked_until_the_score() -> None:
     assert [event.text for event in sink.events] == ["KeyError: 'real'"]
 
 
+def test_a_sample_over_several_lines_is_masked_to_its_end_and_others_are_not() -> None:
+    sink = scan(
+        [
+            f"{ROLLOUT} {AT} sglang_rollout.py:447 - Finish rollout: ['first",
+            f"{ROLLOUT} {IMA}",
+            f"{ENGINE} {AT} KeyError: 'of the engine'",
+            f"{ROLLOUT} Traceback (most recent call last):'], label: 80, reward: 1",
+            f"{ROLLOUT} KeyError: 'of the manager'",
+        ]
+    )
+    assert [event.text for event in sink.events] == ["KeyError: 'of the engine'", "KeyError: 'of the manager'"]
+
+
+def test_dicts_without_a_step_are_counted() -> None:
+    rows = scan("{'loss': 0.5, 'grad_norm': 1.0}\n{'loss': 0.4, 'grad_norm': nan}", "trl.log").metrics
+    assert [(row.axis, row.step) for row in rows] == [("train", 0), ("train", 1)]
+
+
 @pytest.mark.parametrize(
     ("line", "axis", "step", "name", "value"),
     [
