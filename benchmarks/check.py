@@ -4,7 +4,8 @@
 
 Writes a synthetic driver log of one run (batch and access lines of engines, steps, timers, samples, progress bars, and
 one fault at the end), reads it with the log reader, then counts with `LC_ALL=C grep -E -c` and as many patterns as the
-reader has needles, through a pipe as in `cat log | grep`. Both numbers come from one run each on this machine.
+reader has needles, through a pipe as in `cat log | grep`. Both numbers come from one run each on this machine, in
+seconds of CPU time, so that other work on it does not count; the wall time stands beside.
 """
 
 from __future__ import annotations
@@ -83,16 +84,16 @@ def read(path: Path) -> None:
     from rltop.evidence.sink import Sink, Source
 
     sink = Sink()
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     read_log(Source(path, path.name), sink)
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     faults = sum(event.kind == "ima" for event in sink.events)
-    print(f"{seconds} {peak} {len(sink.events)} {len(sink.metrics)} {faults}")
+    print(f"{seconds} {cpu} {peak} {len(sink.events)} {len(sink.metrics)} {faults}")
 
 
-def grep(path: Path) -> tuple[float, int]:
-    """(seconds, patterns) of `grep -E -c` through a pipe."""
+def grep(path: Path) -> tuple[float, float, int]:
+    """(seconds, seconds of CPU of grep alone, patterns) of `cat log | grep -E -c`."""
     from rltop.evidence.logs import _TAPS, TABLE
 
     literals = dict.fromkeys([literal.decode() for literal, _ in TABLE.entries] + [tap.decode() for _, tap in _TAPS])
@@ -100,14 +101,14 @@ def grep(path: Path) -> tuple[float, int]:
     begin = time.perf_counter()
     # grep stops at the first match when it writes to /dev/null: its output goes through a pipe too.
     with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as cat:
-        subprocess.run(
-            ["grep", "-E", "-c", pattern],
-            stdin=cat.stdout,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"},
-            check=False,
-        )
-    return time.perf_counter() - begin, len(literals)
+        command = ["grep", "-E", "-c", pattern]
+        environment = {**os.environ, "LC_ALL": "C"}
+        with subprocess.Popen(command, stdin=cat.stdout, stdout=subprocess.PIPE, env=environment) as one:
+            assert one.stdout is not None
+            one.stdout.read()
+            _, _, used = os.wait4(one.pid, 0)
+            one.returncode = 0
+    return time.perf_counter() - begin, used.ru_utime + used.ru_stime, len(literals)
 
 
 def main() -> int:
@@ -125,14 +126,16 @@ def main() -> int:
         size = path.stat().st_size / 1e6
         child = [sys.executable, "-m", "benchmarks.check", "--read", str(path)]
         words = subprocess.run(child, capture_output=True, text=True, check=True).stdout.split()
-        seconds, peak = float(words[0]), float(words[1])
-        grep_s, patterns = grep(path)
+        seconds, cpu, peak = map(float, words[:3])
+        grep_wall, grep_cpu, patterns = grep(path)
     print(f"log            {size:.0f} MB")
-    print(f"rltop          {size / seconds:.1f} MB/s ({seconds:.1f} s), peak {peak:.0f} MiB")
-    print(f"               {words[2]} events and {words[3]} metric rows kept, {words[4]} fault found")
-    print(f"grep -E -c     {size / grep_s:.1f} MB/s ({grep_s:.1f} s) with {patterns} patterns")
-    print(f"grep is        {seconds / grep_s:.1f} times as fast (goal: at most {GOAL})")
-    return 0 if seconds / grep_s <= GOAL else 1
+    print(f"rltop          {size / cpu:.1f} MB/s ({cpu:.1f} s CPU, {seconds:.1f} s wall), peak {peak:.0f} MiB")
+    print(f"               {words[3]} events and {words[4]} metric rows kept, {words[5]} fault found")
+    print(
+        f"grep -E -c     {size / grep_cpu:.1f} MB/s ({grep_cpu:.1f} s CPU, {grep_wall:.1f} s wall), {patterns} patterns"
+    )
+    print(f"grep is        {cpu / grep_cpu:.1f} times as fast (goal: at most {GOAL})")
+    return 0 if cpu / grep_cpu <= GOAL else 1
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ _PARENTHESIS = frozenset(b"(\x1b")
 _PREFIXED = frozenset(b"([\x1b0123456789 DIWEFCMTS")
 """First bytes of lines that may have a prefix."""
 _MINUTE = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\d\d:\d\d")
-ROWS = (60_000, 60_000)
+ROWS = (20_000, 20_000)
 _ENGINE_KINDS = frozenset({"engine_stage", "prefill", "decode"})
 """What only an engine writes: a log with such lines and no actors is an engine's."""
 TEXT = 65_536
@@ -185,6 +185,7 @@ class LogScan:
         """The newest time with a date: stamps without one are close to it."""
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._bulk: dict[tuple[str, bytes], _Bulk] = {}
+        self._minutes: dict[str, FirstAndNewest[tuple[int, bytes, Hits, _Context]]] = {}
         self._tables = logtext.ArgsTables(name)
         self._masked = 0
         """Lines of model text over several lines that were skipped so far."""
@@ -469,21 +470,27 @@ class LogScan:
         self.taken.counts[kind] = self.taken.counts.get(kind, 0) + by
 
     def _one_of_many(self, start: int, number: int, pieces: Sequence[bytes], hits: Hits) -> None:
-        """A bulk line that is kept: among the first of its process, in a new minute, or near another event."""
+        """A bulk line that is kept: among the first of its process or near another event, read now; or the first of a
+        minute, read at the end if it is still kept then."""
         piece = pieces[number - start]
         end = piece.find(b")", 0, 96) + 1 if piece[0] in _PARENTHESIS else 0
         state = self._bulk.get((hits.kind, piece[:end]))
         if state is None:
             key = (hits.kind, piece[:end] if len(self._bulk) < MOST_STREAMS else b"")
             state = self._bulk.setdefault(key, _Bulk())
-        if state.ring:
-            # The line before a gap tells how long the gap was.
-            state.unread -= 1
-            self._many(*state.ring.pop())
         minute = _MINUTE.search(piece, end, end + 64)
         state.minute = minute[0] if minute else b""
-        state.keep = max(0, state.keep - 1)
-        self._one(self._make(start, number, pieces), hits)
+        if state.keep:
+            state.keep -= 1
+            self._one(self._make(start, number, pieces), hits)
+            return
+        kept = self._minutes.setdefault(hits.kind, FirstAndNewest(*EVENTS))
+        if state.ring:
+            kept.append(state.ring.pop())  # the line before a gap tells how long the gap was
+        if piece[0] not in _PREFIXED:
+            self._above(start, number, pieces)
+        kept.append((number, piece, hits, self._context))
+        state.unread += 1
 
     def _many(self, number: int, piece: bytes, hits: Hits, above: _Context) -> None:
         """A line that waited in the ring; what is above newer lines stays as it is."""
@@ -521,6 +528,10 @@ class LogScan:
         for (kind, _), state in self._bulk.items():
             self._empty(state)
             self._count(kind, state.unread)
+        for kind, minutes in self._minutes.items():
+            for entry in minutes:
+                self._many(*entry)
+            self._count(kind, -len(minutes))
         taken = self.taken
         taken.args += self._tables.finish()
         events = sorted(

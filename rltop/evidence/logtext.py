@@ -82,7 +82,7 @@ class RolloutContext:
 
     def place(self, found: Metrics, line: Line) -> list[MetricRow]:
         """Rows of a dict, with the rollout that they belong to where the log tells."""
-        where = Where(line.source, line.number, line.raw.strip()[:400])
+        where = Where(line.source, line.number, line.raw.strip()[:120])
         axis, id_ = found.axis, found.id
         stream = (line.actor, line.pid)
         if found.label == "rollout" and id_ is not None:

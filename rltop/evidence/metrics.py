@@ -8,6 +8,7 @@ other frameworks keep their own name and get slime's beside it, where both measu
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -136,6 +137,7 @@ def rows_of(
         value = number(raw)
         if value is None or name in _IDS:
             continue
+        name = sys.intern(name)  # rows of one run share their names
         alias = _ALIASES.get(name, name)
         side = _side(alias, axis)
         parts[side][alias] = value

@@ -91,7 +91,7 @@ class Splitter:
         lines[0] = first
         start = self.line
         self.line += len(lines)
-        if b"\r" in data or b"\r" in first or len(max(lines, key=len)) > MOST:
+        if b"\r" in data or b"\r" in first or max(map(len, lines)) > MOST:
             yield from _runs(start, lines)
         else:
             yield start, lines
@@ -125,22 +125,21 @@ class Splitter:
 
 
 def _runs(start: int, lines: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Runs of lines as they are; a line with carriage returns comes piece by piece."""
-    run: list[bytes] = []
-    for number, line in enumerate(lines, start):
-        if line.endswith(b"\r"):
-            line = line[:-1]
+    """Runs of lines as they are; a line with carriage returns comes piece by piece, a long one is cut."""
+    done = 0
+    for at in [i for i, line in enumerate(lines) if b"\r" in line or len(line) > MOST]:
+        line = lines[at].removesuffix(b"\r")
         if b"\r" not in line:
-            run.append(line[:MOST])
+            lines[at] = line[:MOST]
             continue
-        if run:
-            yield number - len(run), run
-            run = []
+        if at > done:
+            yield start + done, lines[done:at]
         for part in line.split(b"\r"):
             if part:
-                yield number, [part[:MOST]]
-    if run:
-        yield start + len(lines) - len(run), run
+                yield start + at, [part[:MOST]]
+        done = at + 1
+    if done < len(lines):
+        yield start + done, lines[done:] if done else lines
 
 
 def lines_of(file: BinaryIO, *, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:
