@@ -79,7 +79,9 @@ def _verdict_line(report: Report, roots: Sequence[Verdict], firing: int) -> str:
     parts = [f"{fails} root cause{'s' if fails > 1 else ''}"] if fails else []
     parts += [f"{warns} warning{'s' if warns > 1 else ''}"] if warns else []
     effects = firing - len(roots)
-    return " and ".join(parts) + (f", with {effects} consequence{'s' if effects > 1 else ''}" if effects else "") + ":"
+    below = sum(v.status == "fail" and bool(v.consequence_of) for v in report.verdicts)
+    told = f", with {effects} consequence{'s' if effects > 1 else ''}" if effects else ""
+    return " and ".join(parts) + told + (f" ({below} fail):" if below else ":")
 
 
 def _short_block(verdict: Verdict, width: int, *, full: bool) -> list[str]:

@@ -89,7 +89,7 @@ def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
         "holds nothing that rltop recognises",
         where=", ".join(map(str, paths)),
         why=f"looked at {named}" if looked else "there is no file in it",
-        do="give a folder with *.log, metrics*.jsonl, args.txt, samples*.jsonl, *.pt or a checkpoint (docs/checks.md)",
+        do="give a folder with *.log, metrics*.jsonl, args.txt, samples*.jsonl, *.pt or a checkpoint (docs/cli.md)",
     )
 
 

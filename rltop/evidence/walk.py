@@ -43,20 +43,28 @@ class Found:
 
 def walk(roots: Sequence[Path], readers: Sequence[Reader], sink: Sink) -> Found:
     """Files and directories under `roots` with their readers. Names are relative to their root; with several roots
-    they begin with the root's name."""
+    they begin with the folder's name."""
     found = Found()
     names = _Names.of(readers)
-    several = len(roots) > 1
-    for root in roots:
-        lead = root.name + "/" if several else ""
+    for root, lead in zip(roots, _leads(roots), strict=True):
         if root.is_dir():
             _directory(root, lead, names, sink, found)
         else:
-            _file(root, lead if several else "", root.name, names, sink, found)
+            _file(root, lead, root.name, names, sink, found)
     if found.more:
         why = f"{found.more} files with a known name beyond the first {MOST_FILES} were not read"
         sink.problem(Source(roots[0], "."), "a folder of a sensible size", why)
     return found
+
+
+def _leads(roots: Sequence[Path]) -> list[str]:
+    """What the names under each root begin with: nothing for one root; else the folder's name, or where two have the
+    same one, its path."""
+    if len(roots) == 1:
+        return [""]
+    folders = [root if root.is_dir() else root.parent for root in roots]
+    kinds = {folder.name: {f for f in folders if f.name == folder.name} for folder in folders}
+    return [(f.name if len(kinds[f.name]) == 1 else f.as_posix().lstrip("/")) + "/" if f.name else "" for f in folders]
 
 
 def _directory(root: Path, lead: str, names: _Names, sink: Sink, found: Found) -> None:

@@ -82,7 +82,7 @@ def test_the_folded_report_fits_a_small_screen_and_leaves_out_what_is_not_wrong(
         lines = render_folded(report, width=width, injected_faults=["x"]).splitlines()
         assert max(map(len, lines)) <= width
     assert lines[0] == "injected on purpose: x"
-    assert lines[2] == "1 root cause, with 1 consequence:"
+    assert lines[2] == "1 root cause, with 1 consequence (1 fail):"
     assert lines[4].startswith("FAIL  train.nan  rollout 1, step 1")
     assert any(line.startswith("      so  rollout.text (fail): ") for line in lines)
     assert lines[-1].endswith("rltop check --all says which and why.")

@@ -14,8 +14,8 @@ from rltop.checks.catalogue import CATALOGUE
 from rltop.cli.main import main
 from tests.cli.test_imports import HEAVY, modules_after
 
-STEP = "(MegatronTrainRayActor pid=4101) [2026-03-02 10:0{0}:00] model.py:918 - step {0}: {{'train/grad_norm': {1}, "
-STEP += "'train/loss': 0.1, 'train/ppo_kl': 0.0, 'train/step': {0}}}\n"
+STEP = "(MegatronTrainRayActor pid=4101) [2026-03-02 10:0{0}:00] model.py:918 - step {0}: {{'train/loss': {1}, "
+STEP += "'train/grad_norm': 0.2, 'train/ppo_kl': 0.0, 'train/step': {0}}}\n"
 
 
 @pytest.fixture
