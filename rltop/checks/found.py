@@ -19,6 +19,7 @@ Owner = Literal["trainer", "engine", "rollout", "router", "ray", "host", "launch
 LOG_KINDS: Mapping[str, str] = {
     "http": "access line of a server: method, path, status",
     "prefill": "prefill batch: new_seq, new_token, cached_token, running_req, queue_req",
+    "flushed": "a prefix cache was emptied: nothing",
     "flush_failed": "a prefix cache that could not be flushed: message",
     "update_refused": "an update that an engine refused or did only in part: message, path",
     "update_summary": "what one weight sync was made of: tensors, buckets",

@@ -31,6 +31,7 @@ from rltop.daemon.core import Core
 from rltop.daemon.gate import Gate
 from rltop.daemon.hooks import HookOptions, Hooks
 from rltop.daemon.ingest import Ingest
+from rltop.daemon.log_watch import Logs, LogWatch
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.publish import Publisher
 from rltop.daemon.server import Server
@@ -128,6 +129,7 @@ class Daemon:
         self._gate = self._make_gate(options)
         self._core.changed = self._server.wake
         self._scraper = EngineScraper(self._core, scrape)
+        self._logs = LogWatch(self._log_paths)
         self._restore(opened)
 
     def _make_gate(self, options: DaemonOptions) -> Gate | None:
@@ -163,7 +165,7 @@ class Daemon:
             else:
                 self._gate.open()
             self._write_run_json()
-            parts = [self._server.run(), self._measure_lag(), self._scraper.run()]
+            parts = [self._server.run(), self._measure_lag(), self._scraper.run(), self._logs.run(self._see_logs)]
             if self._gate is not None:
                 parts.append(self._gate.run())
             tasks = [self._loop.create_task(part) for part in parts]
@@ -282,6 +284,25 @@ class Daemon:
         )
 
     # ---------------------------------------------------------------- small things
+
+    def _log_paths(self) -> dict[str, tuple[Path, int]]:
+        """Logs of this attempt that lie on this host; names are relative to the run directory where they lie in it."""
+        found: dict[str, tuple[Path, int]] = {}
+        trainer = self._core.table.get("trainer")
+        if trainer and trainer.get("log"):
+            found["trainer.log"] = (Path(trainer["log"]), int(trainer.get("log_from") or 0))
+        here = socket.gethostname()
+        for key in self._core.table.keys("engine/"):
+            engine = self._core.table.get(key) or {}
+            if engine.get("log") and engine.get("host") in ("", here):
+                path = Path(engine["log"])
+                inside = path.is_relative_to(self._options.run_dir)
+                found[str(path.relative_to(self._options.run_dir) if inside else path)] = (path, 0)
+        return found
+
+    def _see_logs(self, logs: Logs) -> None:
+        self._verdicts.see_logs(logs)
+        self._verdicts.refresh()
 
     def _hold_tether(self) -> None:
         if (held := self._options.tether) is None:

@@ -41,6 +41,7 @@ from rltop.checks.samples import make_sample
 from rltop.checks.thin import ThinSeries
 from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import Report
+from rltop.daemon.log_watch import Logs
 from rltop.protocol.messages import (
     ByePayload,
     EnginePayload,
@@ -82,6 +83,7 @@ class LiveChecks:
         self._problems: Counter[str] = Counter()
         self._report: Report | None = None
         self._news = False
+        self._logs = Logs()
 
     @property
     def problems(self) -> Mapping[str, int]:
@@ -98,6 +100,12 @@ class LiveChecks:
         if relevant:
             self._report = None
             self._news = True
+
+    def see_logs(self, logs: Logs) -> None:
+        """Take what the run's logs say by now, in place of what they said before."""
+        self._logs = logs
+        self._report = None
+        self._news = True
 
     def report(self) -> Report:
         """Verdicts on everything fed so far; the same object as long as nothing relevant was fed."""
@@ -119,9 +127,12 @@ class LiveChecks:
 
     def observations(self) -> Observations:
         """What the rules see now."""
+        streamed = tuple(row for series in self._series.values() for row in series.rows())
         return replace(
             self._facts,
-            metrics=tuple(row for series in self._series.values() for row in series.rows()),
+            metrics=streamed or self._logs.rows,
+            events=self._logs.events,
+            logs=self._logs.sources,
             samples=self._samples.all(),
             syncs=tuple(self._syncs.all()),
             phases=tuple(self._phases),

@@ -42,6 +42,7 @@ class TrainerSupervisor:
         self._ingest = ingest
         self._job: TrainerJob | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._log_from = 0
         self._starting: asyncio.Event | None = None
         """Set when the start is over; None when none is under way. Viewers are served meanwhile."""
 
@@ -69,6 +70,7 @@ class TrainerSupervisor:
             name = self._run_dir.name
             mine = {"RLTOP_INGEST": self._ingest(), "RLTOP_RUN": name, "RLTOP_RUN_DIR": str(self._run_dir)}
             marker = f"{name}/{self._epoch}"
+            self._log_from = size_of(self._run_dir / "trainer.log")
             try:
                 self._job = await asyncio.to_thread(
                     start_trainer, argv, run_dir=self._run_dir, env={**env, **mine}, marker=marker
@@ -98,6 +100,7 @@ class TrainerSupervisor:
 
     def _adopt(self, record: TrainerRecord | None) -> TrainerJob | None:
         known = self._core.table.get("trainer") or {}
+        self._log_from = int(known.get("log_from") or 0)
         job = adopt_trainer(record, self._run_dir) if record is not None and record.code is None else None
         if job is not None:
             self._core.event("run", "info", f"found the trainer again: process {job.pid}", "daemon", state="running")
@@ -145,5 +148,14 @@ class TrainerSupervisor:
                 "state": state,
                 "exit_code": code,
                 "log": str(job.log),
+                "log_from": self._log_from,
             },
         )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -15,6 +15,7 @@ import msgspec
 
 from rltop.checks.verdict import Report, Verdict
 from rltop.daemon.core import Core, trim
+from rltop.daemon.log_watch import Logs
 from rltop.protocol.messages import Record
 
 _RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
@@ -26,6 +27,9 @@ class Checks(Protocol):
 
     def feed(self, record: Record) -> None:
         """See a record."""
+
+    def see_logs(self, logs: Logs) -> None:
+        """See what the run's logs say by now."""
 
     def pending(self) -> Callable[[], Report] | None:
         """What gives all verdicts on what was seen so far, in whatever thread; None when there is nothing new."""
@@ -108,6 +112,15 @@ class Verdicts:
             self._checks.feed(record)
         except Exception as error:
             self._failed(f"the checks could not read a record of kind {record.kind!r}", error)
+
+    def see_logs(self, logs: Logs) -> None:
+        """Show the checks what the run's logs say by now."""
+        if self._checks is None:
+            return
+        try:
+            self._checks.see_logs(logs)
+        except Exception as error:
+            self._failed("the checks could not take the logs", error)
 
     def refresh(self) -> None:
         """Have what was fed since the last call evaluated, and published when that is done."""

@@ -173,7 +173,7 @@ class Taken:
 
 
 class LogScan:
-    """One pass over one log. `feed` any number of times, then `finish`; `take` hands out what is there so far."""
+    """One pass over one log. `feed` any number of times, then `finish`; `so_far` is for a log that still grows."""
 
     def __init__(self, name: str, table: Table = TABLE) -> None:
         self._name = name
@@ -521,6 +521,26 @@ class LogScan:
 
     # -- the end
 
+    def so_far(self) -> tuple[list[LogEvent], LogSource, list[MetricRow]]:
+        """Events, summary and metric rows of a log that still grows. Bulk lines that wait for what comes next are left
+        out, and so is a traceback that is not over."""
+        taken = self.taken
+        events = sorted(
+            (event for kept in taken.events.values() for event in kept), key=lambda event: event.where.line or 0
+        )
+        return events, self._summary(dict(taken.counts)), list(taken.rows)
+
+    def _summary(self, counts: Mapping[str, int]) -> LogSource:
+        return LogSource(
+            self._name,
+            self._lines,
+            self._owner,
+            bool(self.taken.args or counts.get("startup")),
+            self._first_time,
+            self._last_time,
+            counts,
+        )
+
     def finish(self, sink: Sink) -> bool:
         """Hands everything to the sink. False if no line said anything."""
         for key in list(self._blocks):
@@ -551,17 +571,7 @@ class LogScan:
             counts["sample"] = taken.samples.seen
         if taken.args:
             counts["args"] = len(taken.args)
-        sink.logs.append(
-            LogSource(
-                self._name,
-                self._lines,
-                self._owner,
-                bool(taken.args or counts.get("startup")),
-                self._first_time,
-                self._last_time,
-                counts,
-            )
-        )
+        sink.logs.append(self._summary(counts))
         return bool(counts or self._first_time is not None)
 
 

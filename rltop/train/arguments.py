@@ -176,9 +176,17 @@ class TrainConfig:
         return any(text.partition("@")[0] == fault for text in self.inject)
 
     def as_args(self) -> dict[str, Any]:
-        """Effective arguments for the record `run`: slime's names with underscores, plain values."""
+        """Effective arguments for the record `run`: slime's names with underscores, plain values.
+
+        Micro-batches are always packed up to `max_tokens_per_gpu`, which slime calls dynamic.
+        """
         args = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return args | {"global_batch_size": self.step_size, "num_steps_per_rollout": self.steps_per_rollout}
+        worked_out = {
+            "global_batch_size": self.step_size,
+            "num_steps_per_rollout": self.steps_per_rollout,
+            "use_dynamic_batch_size": True,
+        }
+        return args | worked_out
 
 
 def parse_args(argv: Sequence[str], *, default_ray_address: str | None = None) -> TrainConfig:

@@ -305,6 +305,8 @@ def test_tokens_of_the_old_cache_after_an_update() -> None:
     assert cache(before, http(2, "/flush_cache"), http(3, UPDATE), reused).status == "pass"
     assert cache(before, http(2, "/flush_cache", 400), http(3, UPDATE), reused).status == "warn"
     assert cache(before, http(2, UPDATE), clean, later).status == "pass"
+    within_the_update = event("flushed", 2)
+    assert cache(before, within_the_update, http(3, UPDATE), reused).status == "pass"
     assert cache(before, reused).status == "skip"
 
 

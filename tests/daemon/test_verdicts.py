@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltop.checks.verdict import Report, Status, Verdict
+from rltop.daemon.log_watch import Logs
 from rltop.daemon.verdicts import Verdicts
 from rltop.protocol.messages import Record
 from tests.daemon.fakes import FakeCore, Trainer
@@ -27,6 +28,9 @@ class FakeChecks:
         if self.error is not None:
             raise self.error
         self.fed.append(record)
+        self.news = True
+
+    def see_logs(self, logs: Logs) -> None:
         self.news = True
 
     def pending(self) -> Callable[[], Report] | None:

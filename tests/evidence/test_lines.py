@@ -54,6 +54,18 @@ def test_advice_about_an_illegal_access_is_none(text: str) -> None:
     ("text", "kind", "expected"),
     [
         (
+            "Load checkpoint from HuggingFace model into Megatron: /models/tiny",
+            "ckpt_loaded",
+            {"directory": "/models/tiny", "hf": True},
+        ),
+        ("Load checkpoint from HuggingFace model into Megatron", "ckpt_loaded", {"directory": "", "hf": True}),
+        (
+            "successfully loaded checkpoint from out/x [ t 1/2, p 1/1 ] at iteration 40",
+            "ckpt_loaded",
+            {"directory": "out/x", "iteration": 40},
+        ),
+        ("Cache flushed successfully!", "flushed", {}),
+        (
             "[rank1]:[E101 03:04:05.6 ProcessGroupNCCL.cpp:2057] [PG ID 2 PG GUID 3 Rank 1] Process group watchdog "
             "thread terminated with exception: CUDA error: an illegal memory access was encountered",
             "ima",

@@ -223,7 +223,7 @@ def _watch(cache: _Cache, event: LogEvent) -> None:
     path, status = str(event.data.get("path") or ""), event.data.get("status")
     if event.kind == "http" and path.endswith("/flush_cache"):
         cache.flushed = cache.flushed or status == 200
-    elif event.kind == "release" or (event.kind == "http" and path.endswith("/release_memory_occupation")):
+    elif event.kind in ("release", "flushed") or (event.kind == "http" and path.endswith("/release_memory_occupation")):
         cache.flushed = True
     elif event.kind == "flush_failed":
         cache.failed, cache.flushed = event, False

@@ -86,6 +86,10 @@ def _batch(kind: str) -> Recogniser:
     return Recogniser(kind, (f"{kind.capitalize()} batch",), parse, bulk=True)
 
 
+def _flushed(line: Line) -> Mapping[str, object] | None:
+    return {} if "cache flushed successfully" in line.text.lower() else None
+
+
 def _flush_failed(line: Line) -> Mapping[str, object] | None:
     low = line.text.lower()
     if "error flushing cache" in low or "flush cache failed" in low or "cache not flushed" in low:
@@ -155,6 +159,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("http", QUIET, access, bulk=True),
     _batch("prefill"),
     _batch("decode"),
+    Recogniser("flushed", ("flushed successfully",), _flushed),
     Recogniser("flush_failed", ("lush",), _flush_failed),
     Recogniser("update_refused", ("updat",), _update_refused),
     Recogniser("update_summary", ("update summary:",), _update_summary),

@@ -15,7 +15,7 @@ _LOADED_HF = re.compile(
     r"megatron model from (?:hf|hugging ?face)",
     re.I,
 )
-_PATH = re.compile(r"(?:from|checkpoint)\s+['\"]?(?P<path>[/\w][^\s'\",]*)")
+_PATH = re.compile(r"(?<![\w/.])(?P<path>[\w.~-]*/[\w./~@+-]*\w)")
 
 
 def _loaded(line: Line) -> Mapping[str, object] | None:

@@ -1,0 +1,117 @@
+"""Follows the logs of the run, so that the rules over log lines see a live run too.
+
+The trainer's output (`trainer.log`, from where this attempt began) and the log that each engine names, if it lies on
+this host. Reading and recognising happens in a thread, a bounded piece a second; a log that grows faster is read late.
+Only what was not streamed is taken from a log: its events, and metrics where nobody sends any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rltop.checks.found import LogEvent, LogSource
+from rltop.checks.observe import MetricRow
+from rltop.evidence.collect import in_order
+from rltop.evidence.logs import LogScan
+from rltop.evidence.tail import Position, Tail
+
+EVERY_S = 1.0
+BYTES = 4 << 20
+"""Of one log and one turn."""
+MOST_LOGS = 256
+MOST_EVENTS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """What all logs have said so far, in the order of time."""
+
+    events: tuple[LogEvent, ...] = ()
+    sources: tuple[LogSource, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
+
+
+@dataclass(slots=True)
+class _Followed:
+    tail: Tail
+    scan: LogScan
+    restarts: int = 0
+
+
+class LogWatch:
+    """Follows any number of logs. `paths` says which: name -> (path, byte from which on it is this run's)."""
+
+    def __init__(self, paths: Callable[[], Mapping[str, tuple[Path, int]]]) -> None:
+        self._paths = paths
+        self._followed: dict[str, _Followed] = {}
+
+    async def run(self, changed: Callable[[Logs], None]) -> None:
+        """Follow until cancelled; `changed` is told, in this loop, whenever there were new lines."""
+        try:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                wanted = self._paths()
+                if (found := await asyncio.to_thread(self.poll, wanted)) is not None:
+                    changed(found)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        for followed in self._followed.values():
+            followed.tail.close()
+
+    def poll(self, wanted: Mapping[str, tuple[Path, int]]) -> Logs | None:
+        """Read what is new; None when nothing is."""
+        news = False
+        for name, (path, start) in list(wanted.items())[:MOST_LOGS]:
+            followed = self._followed.get(name)
+            if followed is None:
+                followed = self._followed[name] = _Followed(Tail(path, position(path, start)), LogScan(name))
+            news = self._read(name, followed) or news
+        return self._all() if news else None
+
+    def _read(self, name: str, followed: _Followed) -> bool:
+        news = False
+        for start, pieces in followed.tail.poll(BYTES):
+            if followed.tail.restarts != followed.restarts:
+                followed.restarts = followed.tail.restarts
+                followed.scan = LogScan(name)
+            followed.scan.feed(start, pieces)
+            news = True
+        return news
+
+    def _all(self) -> Logs:
+        events: list[LogEvent] = []
+        sources: list[LogSource] = []
+        rows: list[MetricRow] = []
+        for followed in self._followed.values():
+            found, source, metrics = followed.scan.so_far()
+            events += found[-MOST_EVENTS:]
+            sources.append(source)
+            rows += metrics
+        return Logs(tuple(in_order(events)), tuple(sources), tuple(rows))
+
+
+def position(path: Path, start: int) -> Position | None:
+    """A position at byte `start` of a file that is there; None for its beginning, or a file that is not there yet.
+
+    Line numbers count from the start of the file, so that they are those of an editor.
+    """
+    if start <= 0:
+        return None
+    try:
+        with path.open("rb") as file:
+            info = path.stat()
+            if info.st_size < start:
+                return None
+            line, left = 1, start
+            while left > 0 and (data := file.read(min(left, 1 << 20))):
+                line += data.count(b"\n")
+                left -= len(data)
+    except OSError:
+        return None
+    return Position(info.st_dev, info.st_ino, start, line, b"")

@@ -1,0 +1,97 @@
+"""The rules over log lines see a live run: what its logs say arrives with file and line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rltop.daemon.live_checks import LiveChecks
+from rltop.daemon.log_watch import LogWatch, position
+from tests.daemon.util import Viewer, real_daemon
+
+OOM = (
+    "(MegatronTrainRayActor pid=41) [2026-03-01 10:00:00] model.py:9 - torch.OutOfMemoryError: CUDA out of memory. "
+    "Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.00 GiB is free.\n"
+)
+CALM = "(MegatronTrainRayActor pid=41) [2026-03-01 09:59:59] model.py:9 - step 3\n"
+
+
+@pytest.fixture
+def found() -> Iterator[LogWatch]:
+    """A watch that is told what to follow at each poll."""
+    watch = LogWatch(dict)
+    yield watch
+    watch.close()
+
+
+def test_new_lines_become_events_with_their_lines(tmp_path: Path, found: LogWatch) -> None:
+    path = tmp_path / "trainer.log"
+    wanted = {"trainer.log": (path, 0)}
+    assert found.poll(wanted) is None
+    path.write_text(CALM * 2)
+    first = found.poll(wanted)
+    assert first is not None
+    assert first.sources[0].lines == 2
+    assert found.poll(wanted) is None
+    with path.open("a") as file:
+        file.write(OOM)
+    second = found.poll(wanted)
+    assert second is not None
+    ooms = [event for event in second.events if "oom" in event.kind]
+    assert [(event.where.source, event.where.line, event.owner) for event in ooms] == [("trainer.log", 3, "trainer")]
+
+
+def test_what_an_earlier_attempt_wrote_is_not_of_this_run(tmp_path: Path, found: LogWatch) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text(OOM)
+    start = path.stat().st_size
+    wanted = {"trainer.log": (path, start)}
+    found.poll(wanted)
+    with path.open("a") as file:
+        file.write(CALM + OOM)
+    seen = found.poll(wanted)
+    assert seen is not None
+    assert [event.where.line for event in seen.events if "oom" in event.kind] == [3]
+
+
+def test_a_position_behind_the_end_is_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("a\n")
+    assert position(path, 100) is None
+    assert position(tmp_path / "none", 1) is None
+
+
+def test_a_log_that_is_replaced_starts_anew(tmp_path: Path, found: LogWatch) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text(OOM)
+    wanted = {"trainer.log": (path, 0)}
+    found.poll(wanted)
+    path.rename(tmp_path / "trainer.log.1")
+    path.write_text(CALM)
+    seen = found.poll(wanted)
+    assert seen is not None
+    assert [event for event in seen.events if "oom" in event.kind] == []
+
+
+def test_metrics_of_a_log_count_where_nobody_streams_any(tmp_path: Path, found: LogWatch) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("step 0: {'train/loss': 0.1, 'train/grad_norm': nan, 'train/step': 0}\n")
+    seen = found.poll({"trainer.log": (path, 0)})
+    assert seen is not None
+    checks = LiveChecks()
+    checks.see_logs(seen)
+    verdict = next(one for one in checks.report().verdicts if one.id == "train.nan")
+    assert verdict.status == "fail"
+    assert verdict.evidence[0].source == "trainer.log"
+
+
+def test_a_live_trainer_that_runs_out_of_memory_is_told_with_file_and_line(tmp_path: Path) -> None:
+    program = f"import sys, time; sys.stdout.write({CALM + OOM!r}); sys.stdout.flush(); time.sleep(600)"
+    with real_daemon(tmp_path, trainer=[sys.executable, "-c", program]) as run, Viewer(run) as viewer:
+        viewer.hello()
+        state = viewer.until_state(lambda s: s.get("check/train.oom", {}).get("status") == "fail")
+        evidence = state["check/train.oom"]["evidence"][0]
+        assert (evidence["source"], evidence["line"]) == ("trainer.log", 2)
