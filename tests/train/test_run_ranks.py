@@ -9,6 +9,7 @@ import pytest
 
 from rltop.checks.verdict import Verdict
 from rltop.daemon.live_checks import LiveChecks
+from rltop.train.resume import find_checkpoint
 from tests.train.test_run import TINY, Ended, read_until, running, train
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -93,3 +94,30 @@ def test_engines_that_share_by_load_answer_every_prompt_once(tmp_path: Path) -> 
     assert two.result["rewards"] == one.result["rewards"]
     shown = [sample for r in two.records if r.kind == "samples" for sample in r.payload["samples"]]
     assert {sample["engine"] for sample in shown} == {"0", "1"}
+
+
+@pytest.mark.soak
+def test_a_killed_run_resumes_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+    """Killed without warning some time after its second save, on two replicas."""
+    flags = (*DP2, "--seed", "1", "--cold-start-steps", "60", "--kl-loss-coef", "0.1")
+    whole = train(tmp_path, *flags, "--num-rollout", "8").result
+    saved = tmp_path / "saved"
+    keep = ("--save", str(saved), "--save-interval", "2", "--load", str(saved))
+    with running(tmp_path, *flags, *keep, "--num-rollout", "1000") as (process, family):
+        read_until(process, "successfully saved checkpoint from iteration       3", family)
+        process.kill()
+        process.communicate()
+        assert family.alive() == []
+    found = find_checkpoint(saved)
+    assert found is not None
+    assert found.iteration >= 3
+    rollouts = max(8, found.iteration + 3)
+    if rollouts > 8:
+        whole = train(tmp_path, *flags, "--num-rollout", str(rollouts)).result
+    resumed = train(tmp_path, *flags, *keep, "--num-rollout", str(rollouts))
+    assert "fresh start" not in resumed.stderr
+    first = found.iteration + 1
+    assert resumed.result["rewards"] == whole["rewards"][first:]
+    assert resumed.result["losses"] == whole["losses"][2 * first :]
+    assert resumed.result["grad_norms"] == whole["grad_norms"][2 * first :]
+    assert max(resumed.result["grad_norms"]) > 0
