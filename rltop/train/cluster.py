@@ -15,9 +15,8 @@ import os
 import secrets
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ _PLACEMENT_NOTE_S = 30.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's minimum is 75 MiB; a rollout of the reference run is far below 1 MiB."""
 _TAIL_LINES = 20
-_CAUSE_WAIT_S = 3.0
-"""When one rank fails, how long the others may take to show that they failed first."""
 _log = logging.getLogger("rltop.train")
 
 
@@ -109,26 +106,6 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Actors that work as one: each is called with the same arguments, and the first one's answer counts."""
-
-    actors: Sequence[Actor]
-
-    def ready(self) -> None:
-        """Wait until all processes run."""
-        for actor in self.actors:
-            actor.ready()
-
-    def call(self, method: str, *args: Any) -> Any:
-        """The first actor's answer, once all have answered. Raises RltopError as soon as one fails: the others may be
-        waiting for it for ever."""
-        first = self.actors[0]
-        if len(self.actors) == 1:
-            return first.call(method, *args)
-        return first.cluster.together(self.actors, method, args)[0]
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """A connected Ray, with the run's placement group."""
 
@@ -162,47 +139,6 @@ class Cluster:
             return self.ray.get(ref)
         except self.ray.exceptions.RayError as error:
             raise self.translated(error, name, pid) from error
-
-    def together(self, actors: Sequence[Actor], method: str, args: Sequence[Any]) -> list[Any]:
-        """Call a method of several actors, which may talk to each other meanwhile; all answers, in order.
-
-        The arguments travel once. When one fails, the others get a moment to fail too, and the best explanation is
-        raised: a death before a refusal before an exception, which is often only the broken connection to the dead.
-        """
-        shared = [self.ray.put(arg) for arg in args]
-        refs = [actor.begin(method, *shared) for actor in actors]
-        waiting, failed = dict(zip(refs, actors, strict=True)), list[tuple[Exception, Actor]]()
-        while waiting and not failed:
-            self.signals.check()
-            ready, _ = self.ray.wait(list(waiting), timeout=_WATCH_EVERY_S)
-            failed += self._failures({ref: waiting.pop(ref) for ref in ready})
-        if failed:
-            deadline = time.monotonic() + _CAUSE_WAIT_S
-            while waiting and time.monotonic() < deadline and not any(map(self._is_death, failed)):
-                self.signals.check()
-                ready, _ = self.ray.wait(list(waiting), timeout=0.2)
-                failed += self._failures({ref: waiting.pop(ref) for ref in ready})
-            error, actor = min(failed, key=self._rank_of_cause)
-            raise self.translated(error, actor.name, actor.pid) from error
-        answers: list[Any] = self.ray.get(refs)
-        return answers
-
-    def _failures(self, ready: Mapping[Any, Actor]) -> list[tuple[Exception, Actor]]:
-        failures: list[tuple[Exception, Actor]] = []
-        for ref, actor in ready.items():
-            try:
-                self.ray.get(ref)
-            except self.ray.exceptions.RayError as error:
-                failures.append((error, actor))
-        return failures
-
-    def _is_death(self, failure: tuple[Exception, Actor]) -> bool:
-        return not isinstance(failure[0], self.ray.exceptions.RayTaskError)
-
-    def _rank_of_cause(self, failure: tuple[Exception, Actor]) -> int:
-        if self._is_death(failure):
-            return 0
-        return 1 if isinstance(getattr(failure[0], "cause", None), RltopError) else 2
 
     def translated(self, error: Exception, name: str, pid: int) -> RltopError:
         """What a person is told about an error that came out of an actor."""

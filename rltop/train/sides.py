@@ -11,8 +11,9 @@ from typing import Literal
 from rltop.engines.launch import EngineSpec
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
-from rltop.train.cluster import Actor, Cluster, Group
+from rltop.train.cluster import Actor, Cluster
 from rltop.train.engine_actor import EngineActor, EngineLook
+from rltop.train.group import Group
 from rltop.train.narrator import Narrator
 from rltop.train.ports import (
     BaseFacts,

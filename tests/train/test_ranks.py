@@ -20,8 +20,7 @@ from rltop.train.layout import Layout, Place
 from rltop.train.loss import LossConfig, token_log_probs
 from rltop.train.megatron.backend import BackendConfig, MegatronBackend
 from rltop.train.megatron.batching import TokenSample, TrainSample
-from rltop.train.megatron.compat import load_megatron
-from rltop.train.megatron.ranks import join_ranks
+from rltop.train.megatron.ranks import Ranks
 from rltop.train.megatron.vocab_parallel import sharded_log_probs
 from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 from tests.train.spawn import run_ranks
@@ -44,6 +43,8 @@ class Seen:
     """Of all weights at the end; empty on ranks that gather none."""
     stages: list[set[str]]
     initial: dict[str, str]
+    odd: tuple[torch.Tensor, ...] = ()
+    """Of `odd_vocabulary`, where there are two shards."""
 
 
 def samples_of(seed: int) -> list[TokenSample]:
@@ -78,37 +79,28 @@ def scenario(place: Place, store: Any, checkpoint: Path, per_token: bool) -> See
     stages = backend.hf_stages() or []
     digests = digest_tensors(item for stage in stages for item in stage.items())
     assert first is not None
-    return Seen(first, equal, steps, digests, [set(stage) for stage in stages], initial)
+    odd = odd_vocabulary(backend.ranks) if place.layout.tensor == 2 else ()
+    return Seen(first, equal, steps, digests, [set(stage) for stage in stages], initial, odd)
 
 
 def twice(place: Place, store: Any, checkpoint: Path, per_token: bool) -> tuple[Seen, Seen]:
     return scenario(place, store, checkpoint, per_token), scenario(place, store, checkpoint, per_token)
 
 
-def odd_vocabulary(place: Place, store: Any) -> tuple[torch.Tensor, ...]:
+def odd_vocabulary(ranks: Ranks) -> tuple[torch.Tensor, ...]:
     """Log-probs, entropy and the gradient of this rank's columns for a vocabulary of 5 in two shards of 3."""
-    torch.manual_seed(0)
-    logits, targets = torch.randn(7, 5) * 4, torch.tensor([0, 1, 2, 3, 4, 2, 3])
-    whole = torch.nn.functional.pad(logits, (0, 1), value=9.0).chunk(2, dim=1)[place.tensor].clone().requires_grad_()
-    ranks = join_ranks(load_megatron(), place, seed=0, store=store)
+    logits, targets = odd_logits()
+    whole = torch.nn.functional.pad(logits, (0, 1), value=9.0).chunk(2, dim=1)[ranks.place.tensor].clone()
+    whole.requires_grad_()
     log_probs, entropy = sharded_log_probs(whole, targets, 0.7, ranks=ranks, vocab_size=5)
     (log_probs.sum() * 2 + entropy.square().sum()).backward()  # type: ignore[no-untyped-call]  # torch's
     assert whole.grad is not None
     return log_probs.detach(), entropy.detach(), whole.grad
 
 
-def test_padding_of_the_vocabulary_has_probability_0(tmp_path: Path) -> None:
-    first, second = run_ranks(TP2, tmp_path, odd_vocabulary)
-    torch.manual_seed(0)
-    logits, targets = (torch.randn(7, 5) * 4).requires_grad_(), torch.tensor([0, 1, 2, 3, 4, 2, 3])
-    log_probs, entropy = token_log_probs(logits, targets, 0.7)
-    (log_probs.sum() * 2 + entropy.square().sum()).backward()  # type: ignore[no-untyped-call]  # torch's
-    assert logits.grad is not None
-    for mine in (first, second):
-        torch.testing.assert_close(mine[0], log_probs.detach(), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(mine[1], entropy.detach(), rtol=1e-5, atol=1e-5)
-    gradient = torch.cat([first[2], second[2]], dim=1)
-    torch.testing.assert_close(gradient, torch.nn.functional.pad(logits.grad, (0, 1)), rtol=1e-4, atol=1e-5)
+def odd_logits() -> tuple[torch.Tensor, torch.Tensor]:
+    logits = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)) * 4
+    return logits, torch.tensor([0, 1, 2, 3, 4, 2, 3])
 
 
 Runs = Callable[[Layout, bool], list[tuple[Seen, Seen]]]
@@ -158,6 +150,20 @@ def test_a_layout_computes_what_one_rank_computes(runs: Runs, layout: Layout, pe
     for rank in ranks[1:]:
         assert torch.equal(rank.log_probs, seen.log_probs)
         assert rank.steps == seen.steps
+
+
+def test_padding_of_the_vocabulary_has_probability_0(runs: Runs) -> None:
+    first, second = (seen.odd for seen, _ in runs(TP2, False))
+    logits, targets = odd_logits()
+    logits.requires_grad_()
+    log_probs, entropy = token_log_probs(logits, targets, 0.7)
+    (log_probs.sum() * 2 + entropy.square().sum()).backward()  # type: ignore[no-untyped-call]  # torch's
+    assert logits.grad is not None
+    for mine in (first, second):
+        torch.testing.assert_close(mine[0], log_probs.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine[1], entropy.detach(), rtol=1e-5, atol=1e-5)
+    gradient = torch.cat([first[2], second[2]], dim=1)
+    torch.testing.assert_close(gradient, torch.nn.functional.pad(logits.grad, (0, 1)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("layout", "per_token"), SMALL + LARGE)

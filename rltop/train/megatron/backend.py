@@ -26,10 +26,9 @@ from torch import Tensor
 from rltop.errors import RltopError
 from rltop.train.inject import Fault, active, perturb, poison
 from rltop.train.layout import Divisible, Layout, Place, balanced, check_layout
-from rltop.train.loss import LossConfig, TokenTerms, policy_loss, token_weights
+from rltop.train.loss import LossConfig, policy_loss, token_weights
 from rltop.train.megatron.batching import (
     HasTokens,
-    LogProbs,
     MicroBatch,
     TrainSample,
     check_samples,
@@ -49,6 +48,7 @@ from rltop.train.megatron.model import (
     wrap_ddp,
 )
 from rltop.train.megatron.ranks import join_ranks
+from rltop.train.megatron.terms import flat, token_terms
 from rltop.train.megatron.vocab_parallel import sharded_log_probs
 from rltop.train.resume import Checkpoint
 
@@ -221,8 +221,8 @@ class MegatronBackend:
         scale = sum(sum(mask_of(sample)) for sample in samples) if summed else 1
 
         def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            terms = self._terms(
-                [samples[index] for index in micro.samples], [weights[index] for index in micro.samples]
+            terms = token_terms(
+                [samples[index] for index in micro.samples], [weights[index] for index in micro.samples], self._device
             )
             share, metrics = policy_loss(log_probs, entropy, terms, loss)
             return share * scale, metrics | {"loss": metrics["loss"] * scale}
@@ -257,7 +257,7 @@ class MegatronBackend:
         weights = token_weights(masks, per_token=True, total=max(1, sum(map(sum, masks))))
 
         def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            weight = self._flat([weights[index] for index in micro.samples])
+            weight = flat([weights[index] for index in micro.samples], self._device)
             loss = -(log_probs * weight).sum()
             return loss, {"loss": loss.detach()}
 
@@ -324,35 +324,6 @@ class MegatronBackend:
         masks = [mask_of(sample) for sample in samples]
         total = max(1, sum(map(sum, masks))) if per_token else len(samples)
         return token_weights(masks, per_token=per_token, total=total)
-
-    def _terms(self, samples: Sequence[TrainSample], weights: Sequence[Sequence[float]]) -> TokenTerms:
-        lengths = [sample.response_length for sample in samples]
-        old, ref, rollout = zip(
-            *((sample.old_log_probs, sample.ref_log_probs, sample.rollout_log_probs) for sample in samples), strict=True
-        )
-        return TokenTerms(
-            advantages=self._flat([[sample.advantage] * sample.response_length for sample in samples]),
-            old_log_probs=self._joined(old, lengths, "old_log_probs"),
-            ref_log_probs=self._joined(ref, lengths, "ref_log_probs"),
-            rollout_log_probs=self._joined(rollout, lengths, "rollout_log_probs"),
-            weights=self._flat(weights),
-        )
-
-    def _flat(self, rows: Sequence[Sequence[float]]) -> Tensor:
-        return torch.tensor([value for row in rows for value in row], dtype=torch.float32, device=self._device)
-
-    def _joined(self, parts: Sequence[LogProbs | None], lengths: Sequence[int], name: str) -> Tensor | None:
-        present = [part for part in parts if part is not None]
-        if not present:
-            return None
-        if [len(part) for part in present] != lengths:
-            missing = len(parts) - len(present)
-            raise RltopError(
-                f"{name} does not match the responses",
-                where="train_step",
-                why=f"{missing} of {len(parts)} samples have none" if missing else "not one value per response token",
-            )
-        return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in present]).to(self._device)
 
     def _forward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None) -> list[Any]:
         """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rltop.errors import RltopError
-from rltop.train import cluster as module
-from rltop.train.cluster import Actor, Cluster, Group
+from rltop.train.cluster import Actor, Cluster
+from rltop.train.group import Group
 from rltop.train.lifetime import Signals
 
 pytestmark = pytest.mark.train
@@ -69,7 +69,7 @@ def group(*answers: Any) -> tuple[Group, FakeRay]:
     for at, answer in enumerate(answers):
         method = SimpleNamespace(remote=lambda *_args, answer=answer: Ref(answer))
         actors.append(Actor(cluster, SimpleNamespace(work=method), f"trainer rank {at}"))
-    return Group(actors), ray
+    return Group(actors, cause_wait_s=0.05), ray
 
 
 class Ref:
@@ -98,10 +98,7 @@ def test_the_first_answer_counts_and_the_arguments_travel_once() -> None:
         ((RayTaskError(RltopError("bad sample")),) * 2, "bad sample"),
     ],
 )
-def test_one_failure_ends_the_call_and_the_cause_is_told(
-    answers: tuple[Any, ...], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CAUSE_WAIT_S", 0.05)
+def test_one_failure_ends_the_call_and_the_cause_is_told(answers: tuple[Any, ...], told: str) -> None:
     ranks, _ = group(*answers)
     with pytest.raises(RltopError, match=told):
         ranks.call("work")
