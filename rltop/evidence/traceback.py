@@ -42,6 +42,7 @@ RAY_ACTOR = re.compile(
     r"ray::(?P<actor>[A-Za-z_]\w*)(?:\.(?P<method>\w+))?\(\)?"
     r"(?:[^)]*?\(?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[^),\s]+))?)?"
 )
+_DIED = re.compile(r"\s+(class_name|pid|ip): (\S{1,120})\s*")
 _ENGINE_PATH = re.compile(r"sglang/srt|sglang\.srt|/sgl_kernel/|vllm/")
 _TRAINER_PATH = re.compile(
     r"megatron/|(?:slime|relax|miles)/backends/(?:megatron|fsdp)_?utils|verl/workers/(?:actor|critic|megatron)"
@@ -86,6 +87,8 @@ class Block:
     """A traceback has begun whose exception has not come yet."""
     trailer: int = 0
     ray: re.Match[str] | None = None
+    died: dict[str, str] = field(default_factory=dict)
+    """class_name, pid and ip of the actor that Ray's ActorDiedError names."""
     events: list[tuple[LogEvent, frozenset[str]]] = field(default_factory=list)
     """Events of its lines, each with the fields that its message told."""
 
@@ -108,6 +111,8 @@ class Block:
             self.expecting, self.chained, self.trailer = False, False, 0
         elif self.exceptions and text.strip():
             self.trailer += 1
+        if (named := _DIED.fullmatch(text)) and self.exceptions:
+            self.died.setdefault(named[1], named[2])
         if self.ray is None and "ray::" in text:
             self.ray = RAY_ACTOR.search(text)
         return True
@@ -169,6 +174,11 @@ class Block:
     def _subject(self) -> dict[str, Any]:
         """Owner and process: the prefix, Ray's word in the traceback, the frames, what was inherited."""
         line = self.first
+        if name := self.died.get("class_name", ""):
+            # The driver tells of the death: the one that died is the subject.
+            pid = self.died.get("pid", "")
+            subject = {"actor": name, "owner": owner_of_actor(name), "node": self.died.get("ip", "")}
+            return subject | {"pid": int(pid) if pid.isdecimal() else None, "rank": None}
         if line.own_prefix and line.owner and line.certain_owner:
             return {}
         if self.ray:

@@ -62,6 +62,21 @@ def test_whose_a_line_is(text: str, owner: str) -> None:
     assert only(sink, "traceback").owner == owner
 
 
+def test_of_a_death_that_the_driver_tells_the_dead_actor_is_the_subject() -> None:
+    sink = scan(
+        f"""(raylet, ip=10.0.0.2) {AT} (raylet) node_manager.cc:3041: x
+Traceback (most recent call last):
+  File "/root/slime/train.py", line 106, in <module>
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: SGLangEngine
+\tactor_id: 0123
+\tpid: 3501
+\tip: 10.0.0.2"""
+    )
+    event = only(sink, "traceback")
+    assert (event.owner, event.actor, event.pid, event.node) == ("engine", "SGLangEngine", 3501, "10.0.0.2")
+
+
 def test_owner_by_the_name_of_the_file_comes_last() -> None:
     assert only(scan(IMA, "logs/rank3.log"), "ima").owner == "trainer"
     assert only(scan(IMA, "logs/rank3.log"), "ima").rank == 3
