@@ -153,7 +153,7 @@ def _ingest(table: Mapping[str, Any], place: Place) -> str:
 
 
 def _checks(table: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    place.only("checks", table, ("on_fail", "webhook", "notify", "thresholds"))
+    place.only("checks", table, ("on_fail", "webhook", "notify", "known_crashes", "thresholds"))
     if "on_fail" in table and not (_is_strings(table["on_fail"]) and table["on_fail"]):
         raise place.wrong("checks", "on_fail", "a list of strings, the program first")
     webhook = table.get("webhook", "https://")

@@ -117,6 +117,27 @@ def test_thresholds_come_from_a_file(healthy: Path, tmp_path: Path, capsys: pyte
     assert main(["check", str(healthy), "--config", str(tmp_path / "none.toml")]) == 2
 
 
+def test_known_crashes_come_from_a_file_beside_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "engine.log").write_text(
+        "[2026-01-02 03:04:05 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/x/sglang/srt/layers/my_layer.py", line 3, in my_rare_kernel\n'
+        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered\n"
+    )
+    config = tmp_path / "rltop.toml"
+    config.write_text('[checks]\nknown_crashes = "mine.toml"\n')
+    assert main(["check", str(run), "--config", str(config)]) == 2
+    assert "mine.toml" in capsys.readouterr().err
+    (tmp_path / "mine.toml").write_text('[[crash]]\nissue = "me/mine#7"\ntitle = "t"\ntext = ["my_rare_kernel"]\n')
+    _, report = document(capsys, str(run), "--config", str(config))
+    (fault,) = [verdict for verdict in report["verdicts"] if verdict["id"] == "engine.ima"]
+    assert fault["value"]["known"] == ["me/mine#7"]
+    assert "looks like me/mine#7" in fault["cause"]
+
+
 def test_several_paths_are_one_run(healthy: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (healthy / "other").mkdir()
     (healthy / "other" / "args.txt").write_text("--colocate\n")
