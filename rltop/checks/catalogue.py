@@ -216,7 +216,16 @@ CATALOGUE: tuple[Entry, ...] = (
         "D1.2 W R2 B79",
         "train.grad-high logprob.train-rollout",
     ),
-    _entry("logprob.train-rollout", "trainer and engine agree", "piwf", "W B14 B15 B16"),
+    _entry(
+        "logprob.train-rollout",
+        "trainer and engine agree",
+        "piwf",
+        "W B14 B15 B16",
+        (
+            Explains("rollout.text", only_fail=True, pattern="salad"),
+            Explains("rollout.text", only_fail=True, pattern="repeated"),
+        ),
+    ),
     _entry("logprob.drift", "the gap grows", "pw", "B10 B13"),
     _entry("logprob.outliers", "few sequences, huge error", "piwf", "B12 B13"),
     _entry(

@@ -45,6 +45,9 @@ FAMILIES: dict[str, str] = {
 }
 """Family -> characters, as the inside of a regular expression's class."""
 
+UNSPACED = frozenset({"cjk", "hangul", "thai", "lao", "khmer", "myanmar", "tibetan"})
+"""Families whose words touch foreign words: no spaces, or particles that are written on."""
+
 _RUN = re.compile("|".join(f"(?P<{name}>[{chars}]+)" for name, chars in FAMILIES.items()))
 _LONE_GREEK = 1
 

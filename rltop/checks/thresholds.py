@@ -161,13 +161,39 @@ class Thresholds:
 
     # -- rollout.text
     text_least_chars: int = 60
-    """A shorter response is never salad."""
+    """A shorter response is salad only if it cannot be decoded."""
     text_scripts: int = 4
     """Script families within 400 characters."""
     text_switch_share: float = 0.5
     """Word boundaries at which the script changes."""
+    text_many_scripts: int = 6
+    """So many families need fewer switches (rltop's choice): ..."""
+    text_many_switch_share: float = 0.4
+    """... this share of the word boundaries."""
     text_control_share: float = 0.02
     """U+FFFD and control characters above this share."""
+    text_short_control_share: float = 0.1
+    """The same in a response below `text_least_chars` (rltop's choice)."""
+    text_undecoded_share: float = 0.05
+    """Characters that a decoder left as bytes or marks (rltop's choice)."""
+    text_third_share: float = 0.02
+    """Letters of a third script and on, together with ... (rltop's choice)."""
+    text_third_joined_share: float = 0.03
+    """... scripts that follow each other without a space."""
+    text_joined_share: float = 0.05
+    """Scripts that follow each other without a space, alone (rltop's choice; 0 in 99 % of texts)."""
+    text_babble_words: int = 20
+    """Words before their variety is judged (rltop's choice)."""
+    text_babble_distinct: float = 0.35
+    """Distinct words per word up to which a text has few words (rltop's choice)."""
+    text_babble_pairs: float = 1.6
+    """Distinct neighbours per word from which few words follow each other freely (rltop's choice)."""
+    text_stops_share: float = 0.35
+    """Sentence punctuation among all but spaces (rltop's choice; prose has 2 to 8 %)."""
+    text_stutter_share: float = 0.02
+    """Runs of one comma, colon or semicolon among all characters (rltop's choice)."""
+    text_disorder: float = -0.05
+    """Log-odds from which Latin words stand in no order (rltop's choice: 0.5 % of excerpts of manuals lie above)."""
     text_least_words: int = 40
     """Latin words before their function words count."""
     text_function_share: float = 0.02
@@ -179,6 +205,10 @@ class Thresholds:
     prose has 2 to 7 %)."""
     text_repeat_share: float = 0.9
     """One character or token id from this share on."""
+    text_unknown_coverage: float = 0.2
+    """Letter sequences of a known language from which a text is one after all (rltop's choice)."""
+    text_list_stops: float = 0.04
+    """Punctuation from which such a text is a list of names (rltop's choice)."""
     text_repeat_least: int = 20
     """Of at least so many."""
     text_fail_share: float = 0.3

@@ -54,6 +54,8 @@ _BY_LANGUAGE = (
 
 FUNCTION_WORDS: frozenset[str] = frozenset(word for block in _BY_LANGUAGE for word in block.split())
 """Lower-case words."""
+ENGLISH_WORDS: frozenset[str] = frozenset(_BY_LANGUAGE[0].split())
+"""Those of English."""
 
 _STARTERS = (
     "A After All Alright An And Answer As At Based By Certainly Consider Define Each Find First For From Given "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,8 +35,9 @@ def test_broken_text_is_recognised(name: str) -> None:
     assert pattern_of(facts, DEFAULTS) == pattern, facts
 
 
-def test_text_below_sixty_characters_is_never_salad_but_may_be_repeated() -> None:
-    assert pattern_of(measure("馬車 ндло ขอ λόγ مدر ביצ 石 zust \ufffd\x01\x02"), DEFAULTS) == ""
+def test_text_below_sixty_characters_is_salad_only_if_undecodable_but_may_be_repeated() -> None:
+    assert pattern_of(measure("馬車 ндло ขอ λόγ مدر ביצ 石 zust"), DEFAULTS) == ""
+    assert pattern_of(measure("馬車 ндло ขอ λόγ \ufffd\x01\x02\x03"), DEFAULTS) == "salad"
     assert pattern_of(measure("!" * 30), DEFAULTS) == "repeated"
 
 
@@ -57,7 +59,13 @@ def test_a_prompt_about_languages_does_not_excuse_undecodable_bytes() -> None:
 
 def test_thresholds_decide_after_the_measuring() -> None:
     facts = measure(salad(1))
-    assert pattern_of(facts, dataclasses.replace(DEFAULTS, text_scripts=99, text_function_share=0.0)) == ""
+    lenient: dict[str, Any] = {
+        "text_scripts": 99,
+        "text_function_share": 0.0,
+        "text_joined_share": 1.1,
+        "text_third_share": 1.1,
+    }
+    assert pattern_of(facts, dataclasses.replace(DEFAULTS, **lenient, text_disorder=99.0)) == ""
 
 
 def test_kana_and_han_are_one_family_and_lone_greek_letters_none() -> None:

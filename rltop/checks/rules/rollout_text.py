@@ -1,18 +1,19 @@
 """`rollout.text`: the responses are human language.
 
-Three patterns. *salad*: several scripts mixed word by word, undecodable bytes, or many Latin words of no language.
-*repeated*: one character or token id throughout, the mark of NaN logits. *first-token*: only the start does not belong.
+Three patterns. *salad*: no human language, for one of the signs of `salad_signs`. *repeated*: one character, token id
+or short phrase throughout, the mark of NaN logits or of dead weights. *first-token*: only the start does not belong.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rltop.checks.facts import pretrained
 from rltop.checks.observe import Observations, Sample, SyncEvent
 from rltop.checks.phrase import missing, of_samples, of_sync, percent
-from rltop.checks.text import TextFacts
+from rltop.checks.text import MOST_CODE, TextFacts
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Status, Verdict
 
@@ -24,26 +25,58 @@ _WHEN = ("", "before_update", "after_update")
 
 def pattern_of(text: TextFacts, t: Thresholds) -> str:
     """`repeated`, `salad`, `first-token`, or empty for text as it should be."""
-    if text.counted_ids >= t.text_repeat_least and text.top_id_share >= t.text_repeat_share:
+    if is_repeated(text, t):
         return "repeated"
-    if text.counted_chars >= t.text_repeat_least and text.top_char_share >= t.text_repeat_share:
-        return "repeated"
-    if _is_salad(text, t):
+    if salad_signs(text, t):
         return "salad"
     return "first-token" if text.first_token else ""
 
 
-def _is_salad(text: TextFacts, t: Thresholds) -> bool:
+def is_repeated(text: TextFacts, t: Thresholds) -> bool:
+    """One character, token id or short phrase makes up the response."""
+    return (
+        (text.counted_ids >= t.text_repeat_least and text.top_id_share >= t.text_repeat_share)
+        or (text.counted_chars >= t.text_repeat_least and text.top_char_share >= t.text_repeat_share)
+        or (
+            text.phrase_share >= t.text_repeat_share
+            and not text.prompted
+            and text.control_share <= t.text_control_share
+        )
+    )
+
+
+def salad_signs(text: TextFacts, t: Thresholds) -> tuple[str, ...]:
+    """What says that the response is no human language, as clauses for people; empty for text as it should be."""
     if text.chars < t.text_least_chars:
-        return False
-    mixed = text.families >= t.text_scripts and text.switch_share >= t.text_switch_share and not text.prompted
-    wordless = (
-        text.latin_words >= t.text_least_words
+        broken = text.control_share >= t.text_short_control_share or text.undecoded_share >= t.text_short_control_share
+        return ("undecodable bytes",) if broken and text.chars else ()
+    known = text.coverage >= t.text_unknown_coverage
+    signs = {
+        "several scripts word by word": not text.prompted
+        and (
+            (text.families >= t.text_scripts and text.switch_share >= t.text_switch_share)
+            or (text.families >= t.text_many_scripts and text.switch_share >= t.text_many_switch_share)
+            or (text.third_share >= t.text_third_share and text.joined_share >= t.text_third_joined_share)
+            or text.joined_share >= t.text_joined_share
+        ),
+        "undecodable bytes": text.control_share > t.text_control_share
+        or text.undecoded_share >= t.text_undecoded_share,
+        "words of no language": text.latin_words >= t.text_least_words
         and text.latin_share >= t.text_latin_share
         and text.function_share < t.text_function_share
         and text.structure < t.text_structure
-    )
-    return mixed or text.control_share > t.text_control_share or wordless
+        and not known
+        and text.stops_share < t.text_list_stops,
+        "few words in random order": text.words >= t.text_babble_words
+        and text.distinct_share <= t.text_babble_distinct
+        and text.pairs_per_word >= t.text_babble_pairs
+        and text.code_share <= MOST_CODE
+        and text.language != "code",
+        "punctuation between stray words": (text.stops_share >= t.text_stops_share and text.code_share <= MOST_CODE)
+        or text.stutter_share >= t.text_stutter_share,
+        "words without order": text.disorder >= t.text_disorder,
+    }
+    return tuple(sign for sign, found in signs.items() if found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +172,16 @@ def _alarm(
     shown = group.bad or group.odd_start
     cause = f"In {group.label} {len(shown)} of {group.size} responses ({percent(len(shown) / group.size)}) "
     cause += _mechanism(group, at, sync, obs)
+    signs = _signs(group, t)
+    if signs:
+        cause += f" Signs: {', '.join(f'{sign} ({count})' for sign, count in signs.items())}."
     if over is not None:
         cause += f" The last bad one was {over.label}; the rollouts since are text."
     return Verdict(
         ID,
         "info" if base or over is not None else worst,
         rollout=group.rollout,
-        value={"pattern": group.pattern, "bad": len(shown), "of": group.size},
+        value={"pattern": group.pattern, "bad": len(shown), "of": group.size} | ({"signs": signs} if signs else {}),
         threshold={"first_token": t.text_first_share}
         if group.pattern == "first-token"
         else {"warn": t.text_warn_share, "fail": t.text_fail_share},
@@ -156,6 +192,12 @@ def _alarm(
     )
 
 
+def _signs(group: _Group, t: Thresholds) -> dict[str, int]:
+    """How many of the salad responses show which sign, the most frequent first."""
+    counts = Counter(sign for sample in group.salad for sign in salad_signs(sample.text, t))
+    return dict(counts.most_common())
+
+
 def _mechanism(group: _Group, at: int, sync: SyncEvent | None, obs: Observations) -> str:
     if group.pattern == "first-token":
         return (
@@ -164,6 +206,8 @@ def _mechanism(group: _Group, at: int, sync: SyncEvent | None, obs: Observations
         )
     if group.pattern == "repeated":
         text = group.repeated[0].text
+        if text.phrase_share > max(text.top_id_share, text.top_char_share):
+            return f"are {text.phrase!r} over and over: the weights are damaged, or the decoding is greedy and stuck."
         what = f"token id {text.top_id}" if text.top_id_share >= text.top_char_share else f"{text.top_char!r}"
         return f"repeat {what}: the engine's logits are NaN or its weights are zero."
     if sync is not None:
