@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import attach, reporter
+from benchmarks import attach, reporter, text
 from benchmarks import bytes as painted
 
 Rows = list[tuple[str, str, str]]
@@ -40,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def report() -> None:
         reporter.main(["--steps", "300"] if quick else [])
 
-    return max([_try(paint), _try(first), _try(report)])
+    def judge() -> None:
+        print(table("Text check", text.rows(100 if quick else 300)))
+
+    return max([_try(paint), _try(first), _try(report), _try(judge)])
 
 
 def _try(benchmark: Callable[[], None]) -> int:

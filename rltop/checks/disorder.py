@@ -4,7 +4,7 @@ A broken model still draws real tokens: pieces of English and code, with real ar
 the order: short words of English without the letter sequences of English between them, capitals inside sentences,
 brackets that never close, sentences that start small, joints of punctuation that nobody writes. The weights are a
 logistic regression of the responses of damaged models (half of `tests/data/text/damaged.jsonl`) against manuals, user
-interfaces and code in ninety languages and the healthy samples of `tests/data/text` (without `healthy_heldout.txt`). The
+interfaces and code in ninety languages and the healthy samples of `tests/data/text` (not `healthy_heldout.txt`). The
 score is in log-odds: 0 is undecided.
 """
 

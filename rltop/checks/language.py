@@ -1,7 +1,7 @@
 """Measures that tell text of a language from words thrown together, without knowing the language.
 
 Each looks at one side of a text: how well the best of thirty languages (or code) explains its letters, how few words
-it has and how freely they follow each other, whether one phrase makes up all of it, how much of it is stray punctuation.
+it has and how freely they follow each other, whether one phrase makes up all of it, how much is stray punctuation.
 None decides anything; `text.measure` collects them and the rule compares them with `thresholds.py`.
 """
 

@@ -121,7 +121,8 @@ def _rounded(bits: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
         if tensor.ndim < 2:
             return tensor
         scale = tensor.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
-        return (tensor / scale.clamp_min(1e-12)).round() * scale
+        rounded: torch.Tensor = (tensor / scale.clamp_min(1e-12)).round() * scale
+        return rounded
 
     return change
 
@@ -132,7 +133,7 @@ def _noisy(share: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
 
 def _as_float16(_: str, tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of bfloat16 read as float16."""
-    read: torch.Tensor = tensor.to(torch.bfloat16).view(torch.float16).float() if tensor.ndim > 1 else tensor
+    read: Any = tensor.to(torch.bfloat16).view(torch.float16).float() if tensor.ndim > 1 else tensor
     return read
 
 

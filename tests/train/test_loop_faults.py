@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rltop.checks.verdict import Report
 from rltop.daemon.live_checks import LiveChecks
 from rltop.train.arguments import TrainConfig, parse_args
 from rltop.train.presets import demo_args
@@ -51,11 +52,15 @@ def base(demo: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(trainer.freeze_base(str(directory / "initial")).checkpoint)
 
 
-def verdicts(outcome: Outcome) -> dict[str, str]:
+def report(outcome: Outcome) -> Report:
     checks = LiveChecks()
     for record in outcome.records:
         checks.feed(record)
-    return {verdict.id: verdict.status for verdict in checks.report().verdicts if verdict.id in STEP_1}
+    return checks.report()
+
+
+def verdicts(outcome: Outcome) -> dict[str, str]:
+    return {verdict.id: verdict.status for verdict in report(outcome).verdicts if verdict.id in STEP_1}
 
 
 @pytest.fixture(scope="session")
@@ -90,14 +95,17 @@ def test_a_healthy_run_passes_every_step_1_check(outcome_of: Callable[[str], Out
         ("no-template", {"logprob.magnitude": "warn"}),
         ("nan-grad", {"train.nan": "fail"}),
         ("loss-sum", {"train.grad-high": "warn"}),
-        ("swap-layers", {"logprob.train-rollout": "fail"}),
+        ("swap-layers", {"logprob.train-rollout": "fail", "rollout.text": "fail"}),
     ],
 )
-def test_a_planted_fault_turns_its_verdict_and_no_other(
+def test_a_planted_fault_turns_its_verdict_and_nothing_but_its_consequences(
     outcome_of: Callable[[str], Outcome], fault: str, expected: dict[str, str]
 ) -> None:
     outcome = outcome_of(fault)
     assert verdicts(outcome) == dict.fromkeys(STEP_1, "pass") | expected
+    root, *consequences = expected
+    assert report(outcome).root_causes == (root,)
+    assert [v.id for v in report(outcome).verdicts if v.consequence_of == (root,)] == consequences
     (run,) = outcome.payloads("run")
     assert run["injected_faults"] == [fault]
     assert len(outcome.history.rewards) == 2
