@@ -134,7 +134,8 @@ def _noisy(share: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
 def _as_float16(_: str, tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of bfloat16 read as float16."""
     read: Any = tensor.to(torch.bfloat16).view(torch.float16).float() if tensor.ndim > 1 else tensor
-    return read
+    found: torch.Tensor = read
+    return found
 
 
 def _half(model: Model) -> None:
