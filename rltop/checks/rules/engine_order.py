@@ -21,6 +21,8 @@ STALE = "engine.stale-kv"
 TAGS = ("weights", "kv_cache", "cuda_graph")
 """What a release without tags gives away (SGLang's GPU memory types)."""
 _GENERATE = ("/generate", "/v1/completions", "/v1/chat/completions", "/health_generate", "/encode")
+_RELEASED = "cannot be accessed from Triton"
+"""What a real engine raises when a health check or a request touches memory that was released."""
 
 Engine = int | str | None
 
@@ -107,6 +109,9 @@ def _logged(obs: Observations) -> list[Call]:
             tags = event.data.get("tags")
             listed = tuple(str(tag) for tag in tags) if isinstance(tags, list | tuple) and tags else None
             found.append(Call(f"/{event.kind}_memory_occupation", engine, listed, where=event.where))
+        elif event.kind == "traceback" and _RELEASED in str(event.data.get("message")):
+            # The request that met the released memory killed the engine, so it has no access line.
+            found.append(Call("/health", engine, None, ok=False, message=event.text, where=event.where))
     return found
 
 
