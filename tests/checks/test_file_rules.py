@@ -486,3 +486,13 @@ def test_several_implicated_toggles_are_an_interaction() -> None:
         runs(base | {"outcome": "ima"}, base | {"a": 0, "outcome": "ok"}, base | {"b": 0, "outcome": "ok"}),
     )
     assert [one["toggle"] for one in found.value["interaction"]] == ["a", "b"]
+
+
+def test_what_ray_is_asked_for_counts_where_no_argument_says_it() -> None:
+    wide = ray(16, nodes=2, cpus=128, demands=(({"GPU": 8.0, "CPU": 80.0}, 2, "STRICT_SPREAD"),))
+    found = verdict("cluster.placement", obs(ray=(wide,)))
+    assert (found.status, found.value["resource"], found.confidence) == ("fail", "CPU", "medium")
+    typed = ray(16, demands=(({"GPU": 8.0, "accelerator_type:H100": 0.001}, 1, ""),))
+    assert verdict("cluster.placement", obs(ray=(typed,))).status == "pass"
+    many_gpus = ray(16, demands=(({"GPU": 8.0}, 3, ""),))
+    assert verdict("cluster.placement", obs(ray=(many_gpus,))).value["required"] == 24

@@ -431,3 +431,23 @@ def test_ordinary_text_is_never_salad_after_a_sync() -> None:
     samples = [sample(text, rollout_id=1, index=i) for i, text in enumerate(ORDINARY.values())]
     seen = obs(sample(GOOD_TEXT, rollout_id=0), *samples)
     assert verdict("weights.sync-garble", seen).status == "pass"
+
+
+def test_a_server_that_drops_an_id_is_seen_without_a_template() -> None:
+    one = HfCheckpoint("m", {}, {"eos_token_id": [7, 9]})
+    over = {"model_config": {"eos_token_id": [7, 9]}, "override_generation_config": {"eos_token_id": 7}}
+    server = Document("server_info", "server_info.json", over)
+    found = verdict("rollout.stop-set", obs(checkpoints=(one,), documents=(server,)))
+    assert (found.status, found.value["lost"]) == ("warn", [9])
+    cut = obs(rollout(0, truncated_ratio=0.6), checkpoints=(one,), documents=(server,))
+    assert verdict("rollout.stop-set", cut).status == "fail"
+    same = replace(server, fields={"eos_token_id": [9, 7]})
+    assert verdict("rollout.stop-set", obs(checkpoints=(one,), documents=(same,))).status == "pass"
+
+
+def test_zero_for_every_sample_is_flat_without_counts() -> None:
+    rows = [rollout(r, raw_reward=0.0) for r in range(2)]
+    zero = [sample(rollout_id=r, index=i, reward=0.0, label="80") for r in range(2) for i in range(2)]
+    assert verdict("rollout.reward-flat", obs(*rows, *zero)).status == "fail"
+    mixed = [sample(rollout_id=r, index=i, reward=float(i) - 0.5) for r in range(2) for i in range(2)]
+    assert verdict("rollout.reward-flat", obs(*rows, *mixed)).status == "pass"

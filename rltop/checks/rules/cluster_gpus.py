@@ -6,6 +6,7 @@ them without end and says so every 30 seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from rltop.checks.verdict import Confidence, Evidence, Verdict
 
 PLACEMENT = "cluster.placement"
 MAPPING = "cluster.gpu-mapping"
+_UNLISTED = ("accelerator_type:", "node:", "bundle_group", "memory", "object_store_memory")
+"""Resources that `ray status` does not list among the usage, or lists in another unit."""
 _OWN = ("run", "own", "self", "ours", "me", "rltop", "engine", "trainer", "sglang", "megatron", "ray")
 _FOREIGN = ("other", "foreign", "unknown", "else", "somebody")
 
@@ -57,6 +60,12 @@ def needed(obs: Observations) -> Need | None:
     return _said(said)
 
 
+def _demanded(last: RaySnapshot | None) -> Need | None:
+    """GPUs of all bundles that wait."""
+    gpus = sum(bundle.get("GPU", 0.0) * count for bundle, count, _ in last.demands) if last else 0.0
+    return Need(math.ceil(gpus), "by Ray's demands") if gpus >= 1 else None
+
+
 def _said(gpus: int | None) -> Need | None:
     return Need(gpus, "by the log") if gpus else None
 
@@ -70,6 +79,7 @@ def check_placement(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if need is None and not (last and last.demands):
         what = "what the job asks for (arguments, or Ray's demands)"
         return [Verdict(PLACEMENT, "skip", cause=missing(obs, what))]
+    need = need or _demanded(last)
     if bundles or (last and len(obs.ray) > 1 and not last.demands and last.usage.get("GPU", (0.0, 0.0))[0] > 0):
         cause = (
             f"The placement group was placed ({len(bundles)} bundles in the log)."
@@ -167,6 +177,8 @@ def _does_not_fit(obs: Observations, last: RaySnapshot, need: Need | None) -> Ve
         demands = [({"CPU": 1.0}, need.gpus + 2, "PACK")]  # slime's bundles, the rollout manager and the lock
     for bundle, count, strategy in demands:
         for resource, amount in bundle.items():
+            if resource.startswith(_UNLISTED):
+                continue
             total = last.usage.get(resource, (0.0, 0.0))[1]
             one_node = max((node.get(resource, 0.0) for node in last.node_totals), default=total / nodes)
             one_group = amount * count if strategy == "STRICT_PACK" else amount

@@ -104,9 +104,10 @@ def _named(value: object) -> dict[str, int | None]:
                 found[one["name"]] = len(shape) if isinstance(shape, list) else None
         return found
     if isinstance(value, Mapping):
+        shapes = {key: one.get("shape") if isinstance(one, dict) else one for key, one in value.items()}
         return {
             key: len(shape)
-            for key, shape in value.items()
+            for key, shape in shapes.items()
             if isinstance(shape, list) and all(isinstance(size, int) for size in shape) and "." in key
         }
     return {}
@@ -118,9 +119,13 @@ def _lists(obs: Observations) -> list[RuleList]:
         if document.kind != "ignore_rules":
             continue
         for key, value in document.fields.items():
-            inner = value.get("ignore", value.get("rules")) if isinstance(value, dict) else value
-            if rules := _strings(inner):
-                found.append(RuleList(key, rules, document.source, document.lines.get(key)))
+            named = {key: value}
+            if isinstance(value, dict):
+                inner = value.get("ignore", value.get("rules"))
+                named = {key: inner} if inner is not None else value
+            for name, listed in named.items():
+                if rules := _strings(listed):
+                    found.append(RuleList(name, rules, document.source, document.lines.get(name)))
     return found
 
 

@@ -107,7 +107,9 @@ def _rollouts(obs: Observations) -> list[Rollout]:
         key = (point.segment, point.step)
         flat = _flat_by_counts(obs, point)
         if flat is None:
-            flat = all(len(rewards) == 1 for rewards in groups[key].values()) if key in groups else False
+            flat = (
+                all(len(rewards) == 1 for rewards in groups[key].values()) if key in groups else _all_zero(obs, point)
+            )
         found[key] = Rollout(point.segment, point.step, point.value, flat, of_points((point,)))
     for key, rewards in groups.items():
         if key not in found and any(len(one) >= 1 for one in rewards.values()):
@@ -115,6 +117,12 @@ def _rollouts(obs: Observations) -> list[Rollout]:
             flat = all(len(one) == 1 for one in rewards.values()) and len(values) > len(rewards)
             found[key] = Rollout(*key, sum(values) / len(values), flat, of_samples(shown[key], most=1))
     return [found[key] for key in sorted(found)]
+
+
+def _all_zero(obs: Observations, point: Point) -> bool:
+    """A mean of 0, and every sample of the rollout got 0."""
+    known = [s.reward for s in obs.samples if s.rollout_id in (point.rollout, None) and s.reward is not None]
+    return point.value == 0 and len(known) > 1 and not any(known)
 
 
 def _flat_by_counts(obs: Observations, point: Point) -> bool | None:

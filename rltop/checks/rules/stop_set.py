@@ -43,34 +43,34 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 def _judge(obs: Observations, one: HfCheckpoint, t: Thresholds) -> Verdict | None:
     closing = terminators(one)
     files = _file_set(one)
-    if not closing or files is None:
-        return None
     server = _server_set(obs)
+    if files is None or not (closing or server is not None):
+        return None
     asked = _asked(obs, one)
     effective = (server if server is not None else files) | asked
     past = [s for s in obs.samples if any(c.token in s.ran_past and c.id not in effective for c in closing)]
     ratio = max((point.value for point in first_series(obs, RATIO)), default=None)
     cut = ratio is not None and ratio >= t.truncated_warn
-    first = closing[0]
+    first = closing[0] if closing else None
     own = _inside(one, "generation_config.json" if one.generation_config else "config.json")
     evidence: tuple[Evidence, ...] = (
         Evidence(own, None, f"eos_token_id: {sorted(files)}"),
         *(
-            Evidence(d.source, d.lines.get("eos_token_id"), f"server: {sorted(server)}")
+            Evidence(d.source, d.lines.get("eos_token_id"), f"server: {sorted(server or ())}")
             for d in _servers(obs)
             if server
         ),
         *of_flags(obs.args, "rollout_stop_token_ids", "rollout_stop"),
     )
-    value = {
-        "token": first.token,
-        "token_id": first.id,
+    value: dict[str, object] = {
+        "token": first.token if first else None,
+        "token_id": first.id if first else None,
         "set": sorted(effective),
         "ran_past": len(past),
         "truncated": ratio,
     }
     names = some([f"{c.token} (id {c.id})" for c in closing], 3)
-    if not any(c.id in effective for c in closing):
+    if closing and not any(c.id in effective for c in closing):
         return _absent(obs, one, closing, effective, past, cut, evidence, value, server is not None)
     if server is not None and (lost := files - server - asked):
         return Verdict(
@@ -84,6 +84,8 @@ def _judge(obs: Observations, one: HfCheckpoint, t: Thresholds) -> Verdict | Non
             advice=(f"--rollout-stop-token-ids {' '.join(map(str, sorted(files)))}",),
         )
     cause = f"The turn terminator {names} is in the stop set {sorted(effective)}."
+    if not closing:
+        cause = f"The server stops at {sorted(effective)}, as the files say; no chat template names a terminator."
     return Verdict(ID, "pass", value=value, evidence=evidence, cause=cause)
 
 
@@ -182,23 +184,27 @@ def _servers(obs: Observations) -> list[Document]:
 
 
 def _server_set(obs: Observations) -> set[int] | None:
-    found: set[int] = set()
+    """What the server says that it stops at; an override wins over the rest. None where it says nothing."""
+    found: list[tuple[str, set[int]]] = []
     for one in _servers(obs):
-        found |= _search(one.fields, 0)
-    return found or None
+        _search(one.fields, "", found)
+    overrides = [ids for path, ids in found if "override" in path or "effective" in path]
+    chosen = overrides or [ids for _, ids in found]
+    return set().union(*chosen) if chosen else None
 
 
-def _search(value: object, depth: int) -> set[int]:
-    found: set[int] = set()
-    if depth > 5:
-        return found
+def _search(value: object, path: str, found: list[tuple[str, set[int]]]) -> None:
+    if path.count("/") > 5 or len(found) > 100:
+        return
     if isinstance(value, Mapping):
         for key, inner in list(value.items())[:500]:
-            found |= _ids(inner) if key in _SERVER_KEYS else _search(inner, depth + 1)
+            if key in _SERVER_KEYS and inner is not None:
+                found.append((f"{path}/{key}", _ids(inner)))
+            else:
+                _search(inner, f"{path}/{key}", found)
     elif isinstance(value, list):
         for inner in value[:50]:
-            found |= _search(inner, depth + 1)
-    return found
+            _search(inner, f"{path}/", found)
 
 
 def _inside(one: HfCheckpoint, name: str) -> str:

@@ -29,7 +29,7 @@ ID = "weights.sync-garble"
 _LOG_PROBS = "rollout/log_probs"
 _REWARD = "rollout/raw_reward"
 METRICS = (_LOG_PROBS, _REWARD, GAP, "train/loss", "train/grad_norm", "train/ppo_kl", "train/kl_loss")
-_ONLY = ("rollout-only", "rollout_only", "debug_rollout_only", "debug-rollout-only")
+_ONLY = "rollout_only"
 _STEP = ("train/loss", "train/grad_norm", "train/ppo_kl", "train/kl_loss")
 _MLA = re.compile(r"deepseek_?v[23]|kimi|glm_?moe_?dsa|longcat|minicpm3|mla", re.IGNORECASE)
 _HYBRID = re.compile(r"linear_attention|mamba|gated|delta|recurrent|ssm", re.IGNORECASE)
@@ -77,8 +77,8 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict."""
     if not obs.samples:
         return [Verdict(ID, "skip", cause=missing(obs, "the text of a response"))]
-    alone = _groups([s for s in obs.samples if s.mode in _ONLY], t)
-    full = _groups([s for s in obs.samples if s.mode not in _ONLY], t)
+    alone = _groups([s for s in obs.samples if _alone(s)], t)
+    full = _groups([s for s in obs.samples if not _alone(s)], t)
     if obs.mode == "rollout-only":
         alone, full = _groups(list(obs.samples), t), []
     if not full:
@@ -119,6 +119,11 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         cause = f"{ill.name} was {num(ill.value)} at step {ill.step} before {bad.label}: the training itself may have "
         return [Verdict(ID, "pass", rollout=bad.rollout, cause=cause + "spoiled the weights.", confidence="medium")]
     return [_by_sync(obs, t, before, bad, steps, by_metrics)]
+
+
+def _alone(sample: Sample) -> bool:
+    """Made by a run without a trainer, as the sample's own mode says."""
+    return _ONLY in sample.mode.lower().replace("-", "_").replace(" ", "_")
 
 
 def _groups(samples: list[Sample], t: Thresholds) -> list[Group]:
