@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rltop.checks.facts import fires
 from rltop.checks.observe import Observations, Sample
-from rltop.checks.phrase import missing, num, of_points, of_samples
+from rltop.checks.phrase import jnum, missing, num, of_points, of_samples
 from rltop.checks.series import Point, finite, points
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
@@ -43,7 +44,7 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     for one in reversed(rollouts[-t.reward_flat_rollouts :]):
         if one.flat and one.segment == last.segment and (one.mean == 0) == (last.mean == 0):
             streak.insert(0, one)
-    value: dict[str, object] = {"mean": last.mean, "rollouts": len(streak)}
+    value: dict[str, object] = {"mean": jnum(last.mean), "rollouts": len(streak)}
     threshold = {"rollouts": t.reward_flat_rollouts}
     if len(streak) < t.reward_flat_rollouts:
         cause = f"The rewards carry a signal: their mean is {num(last.mean)} in rollout {last.rollout}"
@@ -98,9 +99,10 @@ def _rollouts(obs: Observations) -> list[Rollout]:
     groups: dict[tuple[int, int], dict[int, set[float]]] = {}
     shown: dict[tuple[int, int], list[Sample]] = {}
     for sample in obs.samples:
-        if sample.reward is not None and sample.rollout_id is not None and sample.group is not None:
+        reward = sample.reward
+        if reward is not None and math.isfinite(reward) and sample.rollout_id is not None and sample.group is not None:
             key = (sample.segment, sample.rollout_id)
-            groups.setdefault(key, {}).setdefault(sample.group, set()).add(sample.reward)
+            groups.setdefault(key, {}).setdefault(sample.group, set()).add(reward)
             shown.setdefault(key, []).append(sample)
     found: dict[tuple[int, int], Rollout] = {}
     for point in finite(points(obs, REWARD, "rollout")):
