@@ -133,8 +133,7 @@ def _noisy(share: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
 
 def _as_float16(_: str, tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of bfloat16 read as float16."""
-    read: Any = tensor.to(torch.bfloat16).view(torch.float16).float() if tensor.ndim > 1 else tensor
-    found: torch.Tensor = read
+    found: torch.Tensor = tensor.to(torch.bfloat16).view(torch.float16).float() if tensor.ndim > 1 else tensor
     return found
 
 
