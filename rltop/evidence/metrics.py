@@ -15,6 +15,7 @@ from typing import Any
 from rltop.checks.found import Row
 from rltop.checks.observe import Args, Axis, MetricRow, SyncEvent, Where
 from rltop.evidence import jsonl
+from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.sink import Reader, Sink, Source
 
 _ALIASES: Mapping[str, str] = {
@@ -94,6 +95,8 @@ _TEXT_NUMBERS = {
     "-inf": -math.inf,
     "-infinity": -math.inf,
 }
+MOST_ROWS = (50_000, 50_000)
+"""First and newest rows of one file."""
 MOST_NAMES = 4096
 """Metrics of one row."""
 
@@ -218,10 +221,12 @@ class _File:
         self._pending: list[SyncEvent] = []
         self._last_rollout: int | None = None
         self._capped = False
+        self._rows: FirstAndNewest[MetricRow] = FirstAndNewest(*MOST_ROWS)
+        self._errors: FirstAndNewest[Row] = FirstAndNewest(*MOST_ROWS)
 
     def row(self, where: Where, fields: dict[str, Any], order: int) -> None:
         if _is_sequence_error(fields):
-            self._sink.rows.append(Row("seq_error", fields, where, order))
+            self._errors.append(Row("seq_error", fields, where, order))
             return
         if fields.get("event") == "update_weights" or ("weight_version" in fields and not is_metrics(fields)):
             self._sync(where, fields)
@@ -234,7 +239,7 @@ class _File:
             if rollout is not None:
                 self._last_rollout = rollout
                 self._settle(rollout)
-            self._sink.metrics.append(_in_run(row, run, segment))
+            self._rows.append(_in_run(row, run, segment))
 
     def _cap(self, where: Where, fields: dict[str, Any]) -> None:
         """TRL writes its cap beside the lengths; it is an argument."""
@@ -258,6 +263,8 @@ class _File:
         self._pending.clear()
 
     def finish(self) -> None:
+        self._sink.metrics += self._rows
+        self._sink.rows += self._errors
         self._settle(None if self._last_rollout is None else self._last_rollout + 1)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rltop.checks.observe import Observations
 from rltop.errors import RltopError
+from rltop.evidence import metrics
 from rltop.evidence import walk as walking
 from rltop.evidence.args import parse_args
 from rltop.evidence.collect import collect
@@ -221,6 +222,12 @@ def test_syncs_belong_to_the_next_rollout(tmp_path: Path) -> None:
         },
     )
     assert [(sync.rollout_id, sync.ok) for sync in obs.syncs] == [(1, False), (2, True)]
+
+
+def test_a_file_of_any_number_of_rows_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_ROWS", (5, 5))
+    obs = made(tmp_path, {"metrics.jsonl": rows(*({"train/step": i, "train/loss": 1.0} for i in range(100)))})
+    assert [row.step for row in obs.metrics] == [0, 1, 2, 3, 4, 95, 96, 97, 98, 99]
 
 
 def test_sequence_errors_are_rows(tmp_path: Path) -> None:
