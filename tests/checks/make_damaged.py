@@ -47,7 +47,7 @@ READ_AS_NONSENSE = {
     ),
     "gemma-3-270m": ("nan",),
 }
-"""Damages of which the author read every response and found none that makes sense, although some are likely (loops)."""
+"""Damages all of whose responses count, also likely ones (loops): of each a handful was read, and none made sense."""
 SAMPLED = 3
 """Of every four prompts this many are sampled at temperature 1; the fourth is decoded greedily."""
 

@@ -2,9 +2,9 @@
 """The samples by which `rollout.text` is measured: healthy responses, and responses that damaged models wrote.
 
 Healthy ones stand in `tests/data/text/healthy_*.txt`: `%%% KIND LANGUAGE-OR-FORM`, then the text. All were written for these
-tests, but for old poems, the first article of the Universal Declaration of Human Rights and short proverbs. Nothing was
-tuned on `healthy_heldout.txt`. The broken ones are in `damaged.jsonl` (`make_damaged.py` says how they were made), of which
-`held_out` names the half that nothing was fitted to.
+tests, but for old poems, the first article of the Universal Declaration of Human Rights and short proverbs. No weight was
+fitted to `healthy_heldout.txt`, nor to the half of `damaged.jsonl` that `held_out` names (`make_damaged.py` says how it was
+made); the thresholds were last set with the results on both in view.
 """
 
 from __future__ import annotations

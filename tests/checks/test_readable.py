@@ -34,7 +34,7 @@ def test_at_most_one_percent_of_healthy_responses_is_called_broken(capsys: pytes
     judged = caught(healthy())
     held_out = [pair for pair in judged if pair[0].held_out]
     with capsys.disabled():
-        print(f"\n{table('false alarms by kind', judged, 'group')}\nof those never tuned on: {share(held_out):.2%}")
+        print(f"\n{table('false alarms by kind', judged, 'group')}\nof those not fitted to: {share(held_out):.2%}")
     languages = {response.detail for response, _ in judged if response.group in ("prose", "udhr")}
     assert len(judged) >= 400
     assert len(languages) >= 12
@@ -46,7 +46,7 @@ def test_nearly_all_broken_responses_are_found(capsys: pytest.CaptureFixture[str
     real, made = caught(damaged()), caught(generated())
     held_out = [pair for pair in real if pair[0].held_out]
     with capsys.disabled():
-        print(f"\n{table('nonsense of damaged models', real, 'group')}\nof those never tuned on: {share(held_out):.2%}")
+        print(f"\n{table('nonsense of damaged models', real, 'group')}\nof those not fitted to: {share(held_out):.2%}")
         print(table("the same by prompt", real, "detail"))
         print(table("generated", made, "group"))
         print(table("impaired, with some sense left (not asserted)", caught(damaged("impaired")), "group"))
