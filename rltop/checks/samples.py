@@ -15,7 +15,7 @@ MOST_SCANNED = 200_000
 MOST_LABEL = 200
 _SPECIAL = re.compile(
     r"<\|[\w. /-]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|</?(?:start|end)_of_\w{1,20}>|<(?:eos|bos|im_end|im_start|eot)>|"
-    r"</s>|\[(?:/INST|gMASK|EOT|EOS)\]"
+    r"</s>|\[(?:/INST|gMASK|EOT|EOS)\]|<(?!\|)\w{1,40}\|>|\[\|\w{1,40}\|\]|<seed:eos>|\[e~\["
 )
 """Special tokens as tokenizers spell them, turn and text terminators among them."""
 

@@ -32,7 +32,8 @@ LEAST_BEFORE_TERMINATOR = 20
 """Characters of text before a turn terminator that make the rest a matter of the stop set."""
 
 _TERMINATOR = re.compile(
-    r"<\|(?:im_end|eot_id|endoftext|end|eom_id|return|end_of_text|user|observation)\|>|<end_of_turn>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>"
+    r"<\|(?:im_end|eot_id|eot|endoftext|end|eom_id|return|end_of_text|end_of_turn|assistant_end|user|observation)\|>|"
+    r"<end_of_turn>|<turn\|>|\[\|endofturn\|\]|<seed:eos>|\[e~\[|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>"
 )
 _CUT_CHARACTER = re.compile("\ufffd{1,3}$")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd\ud800-\udfff\ue000-\uf8ff]")

@@ -42,8 +42,11 @@ _REPEATED = re.compile(r"\s*\[repeated (?P<times>\d{1,9})x across cluster\][^\n]
 _OWNERS: tuple[tuple[re.Pattern[str], Owner], ...] = (
     (re.compile(r"raylet|gcs|autoscaler|dashboard|log_monitor", re.I), "ray"),
     (re.compile(r"router|gateway", re.I), "router"),
-    (re.compile(r"sglang|engine|vllm|scheduler|tokenizer|http ?server", re.I), "engine"),
-    (re.compile(r"train|critic|megatron|fsdp|WorkerDict|ActorRollout|learner|policy", re.I), "trainer"),
+    (re.compile(r"sglang|engine|vllm|LLMRayActor|scheduler|tokenizer|http ?server", re.I), "engine"),
+    (
+        re.compile(r"train|critic|megatron|fsdp|WorkerDict|Actor(?:Rollout|Model)|ReferenceModel|learner|policy", re.I),
+        "trainer",
+    ),
     (re.compile(r"rollout|agent|generator|env", re.I), "rollout"),
     (re.compile(r"runner|main|driver|launch", re.I), "launcher"),
 )

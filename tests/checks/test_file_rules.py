@@ -348,6 +348,9 @@ def test_routing_replay_needs_its_field() -> None:
     assert verdict("dump.routing-field", obs(flags=flags, dumps=(bare,))).status == "fail"
     assert verdict("dump.routing-field", obs(flags=flags, dumps=(full,))).status == "pass"
     assert verdict("dump.routing-field", obs(flags=flags, dumps=(excerpt,))).status == "skip"
+    missed = {"exception": "ValueError", "message": "rollout_routed_experts is required in rollout_data"}
+    stop = LogEvent("traceback", "ValueError: rollout_routed_experts is required", at(3), owner="trainer", data=missed)
+    assert verdict("dump.routing-field", obs(flags=flags, events=(stop,))).status == "fail"
     assert verdict("dump.routing-field", obs(dumps=(bare,))).status == "skip"
 
 

@@ -10,6 +10,7 @@ import pytest
 from rltop.checks.evaluate import evaluate
 from rltop.checks.found import Document, HfCheckpoint, HttpCall, LogEvent, Row
 from rltop.checks.observe import EngineSync, Observations, RunStart, Sample, SyncEvent
+from rltop.checks.rules.stop_set import terminators
 from tests.checks.build import GOOD_TEXT, at, healthy, obs, rollout, sample, train, verdict
 from tests.checks.corpus import ORDINARY
 
@@ -403,6 +404,20 @@ def test_what_the_server_reports_wins() -> None:
     assert stops(7, 9, documents=(replace(server, fields={"eos_token_id": [7, 9]}),)).status == "pass"
 
 
+def test_a_terminator_is_found_by_what_it_closes() -> None:
+    def closing(template: str, tokens: dict[str, int]) -> list[str]:
+        one = HfCheckpoint("m", {}, {}, tokenizer_config={"chat_template": template}, tokenizer_tokens=tokens)
+        return [found.token for found in terminators(one)]
+
+    loop = "{% for m in messages %}OPEN{{ m.role }}\n{{ m.content }}CLOSE\n{% endfor %}"
+    mirrored = {"<eos>": 1, "<|turn>": 5, "<turn|>": 6, "<|channel>": 7, "<channel|>": 8}
+    template = loop.replace("OPEN", "<|turn>").replace("CLOSE", "<turn|>") + "<|channel>thought<channel|>"
+    assert closing(template, mirrored) == ["<turn|>"]
+    assert closing(loop.replace("OPEN", "]~b]").replace("CLOSE", "[e~["), {"]~b]": 3, "[e~[": 4}) == ["[e~["]
+    by_role = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|bot|>{{ m.content }}"
+    assert closing(by_role, {"<|user|>": 3, "<|bot|>": 4}) == []
+
+
 def test_length_alone_never_speaks_of_the_stop_set() -> None:
     assert verdict("rollout.stop-set", obs(rollout(0, truncated_ratio=1.0))).status == "skip"
 
@@ -451,3 +466,11 @@ def test_zero_for_every_sample_is_flat_without_counts() -> None:
     assert verdict("rollout.reward-flat", obs(*rows, *zero)).status == "fail"
     mixed = [sample(rollout_id=r, index=i, reward=float(i) - 0.5) for r in range(2) for i in range(2)]
     assert verdict("rollout.reward-flat", obs(*rows, *mixed)).status == "pass"
+
+
+def test_the_checker_s_lines_of_one_engine_are_one_answer() -> None:
+    texts = ("check tensor equality failed:", "name=model.layers.1.mlp.gate.weight max_abs_err=0.4 actual=all zeros")
+    lines = tuple(event("weights_check", n, ok=False, message=text) for n, text in enumerate(texts, 4))
+    found = [v for v in evaluate(obs(events=lines)).verdicts if v.id == "weights.compare"]
+    assert [v.status for v in found] == ["fail"]
+    assert found[0].value["zero"] == ["model.layers.1.mlp.gate.weight"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from rltop.checks.found import LOG_KINDS
 from rltop.evidence.lines import RECOGNISERS, Line
 
 
@@ -36,6 +37,33 @@ def kinds(text: str) -> dict[str, Mapping[str, object]]:
 )
 def test_every_spelling_of_an_illegal_access(text: str, fault: str) -> None:
     assert kinds(text)["ima"]["fault"] == fault
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("WeightsUnpickler error: Unsupported global: GLOBAL a.b_c.Thing was not an allowed global by", "a.b_c.Thing"),
+        ("Unsupported class argparse.Namespace", "argparse.Namespace"),
+        ("WeightsUnpickler error: Can only build Tensor, but got <class 'my.module.Thing'>", "my.module.Thing"),
+    ],
+)
+def test_a_refused_pickle_names_its_class(text: str, name: str) -> None:
+    assert kinds(text)["pickle_refused"] == {"class": name}
+    assert "pickle_refused" not in kinds("Unsupported class of GPU, falling back")
+
+
+def test_an_engine_says_that_a_request_is_too_long() -> None:
+    text = "400: Requested token count exceeds the model's maximum context length of 900 tokens. You requested a total "
+    found = kinds(text + "of 1200 tokens: 300 tokens from the input messages and 900 tokens for the completion.")
+    assert (found["over_length"]["limit"], found["over_length"]["requested"]) == (900, 1200)
+
+
+def test_the_weights_checker_speaks_of_tensors_that_differ() -> None:
+    assert kinds("Exception: check tensor equality failed:")["weights_check"]["ok"] is False
+    assert kinds("name=model.norm.weight max_abs_err=0.5 mean_abs_err=0.1")["weights_check"]["ok"] is False
+    assert kinds('1.2.3.4:5 - "POST /weights_checker HTTP/1.1" 400 Bad Request')["weights_check"]["ok"] is False
+    assert "weights_check" not in kinds('1.2.3.4:5 - "POST /weights_checker HTTP/1.1" 200 OK')
+    assert "weights_check" not in kinds("[check_tensors] info: ['name=rotary.cos_sin_cache max_abs_err=0.5']")
 
 
 @pytest.mark.parametrize(
@@ -179,3 +207,8 @@ def test_lines_and_their_data(text: str, kind: str, expected: dict[str, object])
 def test_lines_that_are_no_fault(text: str) -> None:
     faults = {"ima", "oom", "death", "port_in_use", "collective", "fatal", "memory_saver", "entry_missing", "job_end"}
     assert not faults & set(kinds(text))
+
+
+def test_every_kind_that_the_rules_read_is_made() -> None:
+    made = {recogniser.kind for recogniser in RECOGNISERS}
+    assert set(LOG_KINDS) <= made

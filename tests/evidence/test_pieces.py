@@ -109,6 +109,8 @@ def test_prefixes(line: str, text: str, want: dict[str, object]) -> None:
         ("WorkerDict", "trainer"),
         ("raylet", "ray"),
         ("TaskRunner", "launcher"),
+        ("LLMRayActor", "engine"),
+        ("ReferenceModelRayActor", "trainer"),
         ("Foo", ""),
     ],
 )

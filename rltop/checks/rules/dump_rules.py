@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
-from rltop.checks.found import Dump
+from rltop.checks.events import of_kind, who, whole_text
+from rltop.checks.found import Dump, LogEvent
 from rltop.checks.names import ranges, some
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import missing, of_event, of_flags, percent
@@ -18,6 +20,10 @@ SIZE = "dump.size"
 ROUTES = ("rollout_routed_experts", "routed_experts")
 _WHOLE = ("tokens", "rollout_log_probs")
 """Fields that tell a full sample from an excerpt of one."""
+_STOPPED = re.compile(
+    r"KeyError\b.*routed_experts|routed_experts['\"`]? (?:is|are) (?:required|missing|None|not)", re.DOTALL
+)
+"""A trainer that misses the routes: slime's ValueError, or a bare KeyError."""
 _CONTENT = ("response",)
 """What a file of samples is for; that it is most of the file is no finding."""
 MOST_LISTED = 100
@@ -146,7 +152,8 @@ def _foreign(source: str, names: list[str], evidence: tuple[Evidence, ...], refu
 
 def check_routing(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict per dump of rollouts."""
-    if not obs.args.on("use_rollout_routing_replay"):
+    stopped = [event for event in of_kind(obs, "traceback") if _STOPPED.search(whole_text(event))]
+    if not obs.args.on("use_rollout_routing_replay") and not stopped:
         return [Verdict(ROUTING, "skip", cause="--use-rollout-routing-replay is not given")]
     found = []
     for one in obs.dumps:
@@ -164,6 +171,8 @@ def check_routing(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         found.append(
             Verdict(ROUTING, "fail", value=value, threshold=0, evidence=evidence, cause=cause, advice=_ROUTING_ADVICE)
         )
+    if stopped and not any(verdict.status == "fail" for verdict in found):
+        found.append(_stopped(obs, stopped))
     return found or [Verdict(ROUTING, "skip", cause=missing(obs, "a rollout dump, or answers of /generate"))]
 
 
@@ -171,6 +180,21 @@ _ROUTING_ADVICE = (
     "an engine build that returns routed_experts in meta_info",
     "--sglang-enable-return-routed-experts (older launchers need it beside the trainer's flag)",
 )
+
+
+def _stopped(obs: Observations, stopped: Sequence[LogEvent]) -> Verdict:
+    """The trainer itself said that the routes are missing."""
+    flags = of_flags(obs.args, "use_rollout_routing_replay", "sglang_enable_return_routed_experts")
+    return Verdict(
+        ROUTING,
+        "fail",
+        value={"tracebacks": len(stopped)},
+        threshold=0,
+        evidence=(*(of_event(event) for event in stopped[:2]), *flags),
+        cause=f"The rollout's samples hold no {ROUTES[0]}, and --use-rollout-routing-replay needs it: "
+        f"{who(stopped[0])} stopped at the routing replay.",
+        advice=_ROUTING_ADVICE,
+    )
 
 
 def _routes(obs: Observations, one: Dump) -> Verdict:

@@ -10,7 +10,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rltop.checks.facts import NO_TRAINER, context_parallel, low_rank, routing_replay
+from rltop.checks.facts import (
+    NO_TRAINER,
+    context_parallel,
+    flash_attention_3,
+    latent_attention,
+    low_rank,
+    routing_replay,
+)
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_points, of_samples
 from rltop.checks.samples import pooled
@@ -150,7 +157,10 @@ def _advice(obs: Observations, status: Status, kinds: dict[str, float], t: Thres
     same = "--ref-load: give the checkpoint that --load (fresh start: --hf-checkpoint) gives"
     kernel = "--deterministic-mode"
     if context_parallel(obs) > 1:
-        return ("--attention-backend flash (not for MLA models without FlashAttention 3)", kernel, same)
+        # Flash attention is no advice where it is on already, or where it leaves latent attention without a backend.
+        barred = latent_attention(obs) and flash_attention_3(obs) is not True
+        on = obs.args.text("attention_backend") == "flash"
+        return (*(() if on or barred else ("--attention-backend flash",)), kernel, same)
     dropout = (
         ("--attention-dropout 0 --hidden-dropout 0",) if "kl" in kinds and kinds["kl"] > t.ref_equal_tolerance else ()
     )

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rltop.checks.facts import fires
-from rltop.checks.found import LogEvent
 from rltop.checks.observe import Axis, Observations, Sample
-from rltop.checks.phrase import missing, num, of_event, of_flags, of_points, of_samples, percent
+from rltop.checks.phrase import missing, num, of_event, of_flags, of_place, of_points, of_samples, percent
 from rltop.checks.series import Point, finite, points
+from rltop.checks.syncs import message
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Status, Verdict
 
@@ -18,6 +18,7 @@ OVER = "rollout.len-over-cap"
 RATIO = ("rollout/truncated_ratio", "rollout/truncated", "completions/clipped_ratio")
 LONGEST = ("rollout/response_len/max", "completions/max_length")
 CAP = "rollout_max_response_len"
+_TOO_LONG = "Requested token count exceeds"
 CAP_METRICS = ("max_completion_length", "rollout/max_completion_length", "train/max_completion_length")
 _LENGTH = ("length", "truncated")
 _AXES: tuple[Axis, ...] = ("rollout", "train")
@@ -153,7 +154,8 @@ def _verdict(obs: Observations, t: Thresholds, one: Rollout, status: Status, cap
 
 def check_over(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict: the first rollout with a response above the cap."""
-    refused = [event for event in obs.events if event.kind == "over_length"]
+    refused = [of_event(event) for event in obs.events if event.kind == "over_length"]
+    refused += [of_place(call.where) for call in obs.http if call.where and _TOO_LONG in message(call)]
     cap = cap_of(obs)
     turns = next((name for name in _OWN_LENGTHS if obs.args.on(name)), "")
     if turns and not refused:
@@ -174,7 +176,7 @@ def check_over(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 
 
 def _over(
-    obs: Observations, cap: float | None, above: Point | None, long: list[Sample], refused: list[LogEvent]
+    obs: Observations, cap: float | None, above: Point | None, long: list[Sample], refused: list[Evidence]
 ) -> Verdict:
     longest: float | None = above.value if above else None
     rollout = above.rollout if above else None
@@ -185,7 +187,10 @@ def _over(
         cause = f"A response{where} has {longest:.0f} tokens, the cap --rollout-max-response-len is {cap:.0f}"
         cause += ": an aborted sample keeps its tokens and gets the full budget again when it is retried."
     else:
-        cause = f"An engine refused a request for its length: {refused[0].text[:200]}"
+        cause = "An engine refused a request because prompt and budget together exceed the context"
+        asked = next((e.data for e in obs.events if e.kind == "over_length" and e.data.get("requested")), {})
+        cause += f": {asked['requested']} tokens, {asked.get('limit')} fit" if asked else f": {refused[0].text[:200]}"
+        cause += "; an aborted sample keeps its tokens and asks for the full budget again when it is retried."
     partial = obs.args.on("partial_rollout")
     return Verdict(
         OVER,
@@ -195,7 +200,7 @@ def _over(
         threshold={"cap": cap},
         evidence=(
             *(of_points((above,)) if above else of_samples(long)),
-            *(of_event(event) for event in refused[:2]),
+            *refused[:2],
             *of_flags(obs.args, CAP, "partial_rollout"),
         ),
         cause=cause,

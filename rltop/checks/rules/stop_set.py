@@ -21,7 +21,9 @@ from rltop.checks.verdict import Evidence, Verdict
 ID = "rollout.stop-set"
 _CLOSES = re.compile(r"end|eot|eom|eos|return|call|</s>|stop", re.IGNORECASE)
 _OPENS = re.compile(r"start|begin|bos|header", re.IGNORECASE)
-_HEADER = re.compile(r"header|think|tool|image|vision|audio|video|fim|repo|file", re.IGNORECASE)
+_HEADER = re.compile(r"header|think|tool|image|vision|audio|video|fim|repo|file|channel|escape|/inst", re.IGNORECASE)
+_MIRRORED = re.compile(r"<(?P<name>[\w-]{1,40})\|>")
+"""Closes what `<|name>` opens."""
 _SERVER_KEYS = ("eos_token_id", "eos_token_ids", "hf_eos_token_id", "stop_token_ids", "stop_token_id")
 
 
@@ -126,8 +128,9 @@ def _absent(
 def terminators(one: HfCheckpoint) -> list[Terminator]:
     """Special tokens that close an assistant message in the chat template, the likeliest first.
 
-    Of the special tokens in the template these are the ones whose name says that something ends; a template that writes
-    the `eos_token` variable closes with the tokenizer's own.
+    Of the special tokens in the template these are the ones whose name says that something ends, or that mirror the one
+    that opens a turn (`<|turn>` and `<turn|>`); a template that writes the `eos_token` variable closes with the
+    tokenizer's own. Where no name tells, it is what the template writes right behind a message's content.
     """
     config = one.tokenizer_config or {}
     template = config.get("chat_template")
@@ -140,16 +143,31 @@ def terminators(one: HfCheckpoint) -> list[Terminator]:
         return []
     found: dict[str, int] = {}
     for token, number in one.tokenizer_tokens.items():
-        named = token in template and _CLOSES.search(token) and not _OPENS.search(token) and not _HEADER.search(token)
-        if named:
+        if token not in template or _HEADER.search(token):
+            continue
+        mirrored = _MIRRORED.fullmatch(token)
+        opener = f"<|{mirrored['name']}>" if mirrored else ""
+        if (_CLOSES.search(token) and not _OPENS.search(token)) or (opener and opener in one.tokenizer_tokens):
             found[token] = number
     eos = config.get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos
     if re.search(r"\beos_token\b", template) and isinstance(eos, str) and eos in one.tokenizer_tokens:
         found.setdefault(eos, one.tokenizer_tokens[eos])
+    if not found:
+        found = {token: number for token, number in one.tokenizer_tokens.items() if _behind_content(template, token)}
     return [
         Terminator(token, number) for token, number in sorted(found.items(), key=lambda item: template.rfind(item[0]))
     ]
+
+
+def _behind_content(template: str, token: str) -> bool:
+    """The template writes the token right behind a message's content, in no other branch, and never before one."""
+    if _HEADER.search(token) or _OPENS.search(token):
+        return False
+    mark = re.escape(token)
+    behind = re.search(rf"\bcontent\b[^{{%]{{0,60}}{mark}", template)
+    before = re.search(rf"{mark}[^%]{{0,60}}\b(?:role|content)\b", template)
+    return bool(behind and not before)
 
 
 def _ids(value: object) -> set[int]:

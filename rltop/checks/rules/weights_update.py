@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from rltop.checks.found import Document, HttpCall
+from rltop.checks.found import Document, HttpCall, LogEvent
 from rltop.checks.names import layers_of, ranges, some
 from rltop.checks.observe import Observations, Where
 from rltop.checks.phrase import mismatches, missing, of_place, of_sync
@@ -83,14 +83,26 @@ def _refused(obs: Observations, engine: int | str | None, refused: list[Update])
 def check_compare(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict per engine that compared, and one per document with both name lists."""
     found = [verdict for call in obs.http if _is_compare(call) and (verdict := _answer(call))]
-    for event in obs.events:
-        if event.kind == "weights_check" and isinstance(event.data.get("ok"), bool):
-            text = str(event.data.get("message") or event.text)
-            found.append(_compared(bool(event.data["ok"]), text, [], event.engine, event.where))
+    found += _logged(obs)
     found += _live(obs)
     found += [verdict for one in obs.documents if one.kind == "tensor_names" and (verdict := _name_lists(one))]
     what = "an answer of /weights_checker, of --check-weight-update-equal, or both lists of names"
     return found or [Verdict(COMPARE, "skip", cause=missing(obs, what))]
+
+
+def _logged(obs: Observations) -> list[Verdict]:
+    """What the checker wrote into the logs: many lines of one engine are one answer."""
+    told: dict[object, list[LogEvent]] = {}
+    for event in obs.events:
+        if event.kind == "weights_check" and isinstance(event.data.get("ok"), bool):
+            subject = event.engine if event.engine is not None else (event.pid or event.where.source)
+            told.setdefault(subject, []).append(event)
+    found = []
+    for events in list(told.values())[:MOST_ENGINES]:
+        wrong = [event for event in events if event.data["ok"] is False]
+        text = "\n".join(str(event.data.get("message") or event.text) for event in (wrong or events)[:MOST_LISTED])
+        found.append(_compared(not wrong, text, [], events[0].engine, (wrong or events)[0].where))
+    return found
 
 
 def _live(obs: Observations) -> list[Verdict]:

@@ -104,6 +104,30 @@ def _update_refused(line: Line) -> Mapping[str, object] | None:
     return {"message": line.text[:400]} if _REFUSED.search(line.text) else None
 
 
+_OVER_LENGTH = re.compile(
+    r"Requested token count exceeds the model's maximum context length(?: of (?P<limit>\d{1,12}) tokens)?"
+    r"(?:.{0,80}?total of (?P<asked>\d{1,12}) tokens)?"
+)
+
+
+def _over_length(line: Line) -> Mapping[str, object] | None:
+    """An engine refused a request for prompt and budget together: message, limit, requested (tokens)."""
+    found = _OVER_LENGTH.search(line.text)
+    if found is None:
+        return None
+    told = {"limit": number(found["limit"] or ""), "requested": number(found["asked"] or "")}
+    return {"message": line.text[:400]} | {name: int(value) for name, value in told.items() if value is not None}
+
+
+_UNEQUAL = re.compile(r"check tensor equality failed|^\s*name=\S+ max_abs_err=|/weights_checker HTTP/[\d.]+\" [45]\d\d")
+
+
+def _weights_check(line: Line) -> Mapping[str, object] | None:
+    """SGLang's weights checker (`--check-weight-update-equal`) found tensors that differ. Success leaves no such line:
+    all its actions answer 200."""
+    return {"ok": False, "message": line.text[:4000]} if _UNEQUAL.search(line.text) else None
+
+
 _PAIR = re.compile(r"(?P<key>[A-Za-z_]\w*)=(?P<value>\S+)")
 
 
@@ -163,6 +187,8 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("flush_failed", ("lush",), _flush_failed),
     Recogniser("update_refused", ("updat",), _update_refused),
     Recogniser("update_summary", ("update summary:",), _update_summary),
+    Recogniser("over_length", ("token count exceeds",), _over_length),
+    Recogniser("weights_check", ("tensor equality", "max_abs_err=", "/weights_checker"), _weights_check),
     Recogniser(
         "engine_stage",
         (

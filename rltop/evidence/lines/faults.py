@@ -249,6 +249,18 @@ def _batch_assert(line: Line) -> Mapping[str, object] | None:
     return {} if _BATCH.search(line.text) else None
 
 
+_REFUSED = re.compile(
+    r"Unsupported (?:global: GLOBAL|class) (?P<name>\w+(?:\.\w+){1,30})|"
+    r"WeightsUnpickler error:.*?(?:instance|class|global|type) <?(?:class )?['\"]?(?P<name2>\w+(?:\.\w+){1,30})"
+)
+
+
+def _pickle_refused(line: Line) -> Mapping[str, object] | None:
+    """A load with weights_only refused a class; torch names it in its message."""
+    found = _REFUSED.search(line.text)
+    return {"class": found["name"] or found["name2"]} if found else None
+
+
 _JOB_ENDED = re.compile(
     r"Job '(?P<job>[^']+)' (?P<state>failed|succeeded|stopped)|"
     r"job \S+ .*status(?: message)?:? .*?(?P<state2>FAILED|SUCCEEDED|STOPPED)|"
@@ -306,6 +318,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("entry_missing", ("open", "No such file", "not found", "No module named", "module spec"), entry_missing),
     Recogniser("no_attention", ("ttention", "NoBackend"), _no_attention),
     Recogniser("batch_assert", ("lr_decay_steps", "_batch_size", "global batch size"), _batch_assert),
+    Recogniser("pickle_refused", ("Unsupported ", "WeightsUnpickler"), _pickle_refused),
     Recogniser("job_end", ("Job", "job", "exit code"), job_end),
     Recogniser("fatal", ("Fatal", "FATAL", "CRITICAL", "Segmentation", "core dumped", "terminate called"), _fatal),
 )
