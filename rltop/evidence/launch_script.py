@@ -23,6 +23,8 @@ _EXPANSION = re.compile(
     r"\$(?:\{(?P<name>[A-Za-z_]\w*)(?P<array>\[[@*]\])?(?::?-(?P<default>[^}]*))?\}|(?P<plain>[A-Za-z_]\w*))"
 )
 _UNKNOWN = re.compile(r"\$\([^)]*\)?|`[^`]*`|\$\{[^}]*\}|\$\w+")
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+"""All arguments of the script itself."""
 _PROGRAM = re.compile(r"(?:.*/)?python[\d.]*$|(?:.*/)?(?:torchrun|deepspeed|accelerate)$|.*\.py$")
 _OWN_DIRECTORY = re.compile(r"BASH_SOURCE|dirname\s+(?:--\s+)?\"?\$0")
 _MOST_SOURCED = 20
@@ -80,6 +82,9 @@ class _Shell:
         """A word after expansion. An array becomes its words; inside single quotes nothing is expanded."""
         if quoted == "'":
             return [word]
+        if _ARGUMENTS.fullmatch(word.text):  # what the script is given is not known: no words, and no value of a flag
+            self.unresolved += [word.text] if word.text not in self.unresolved else []
+            return []
         whole = _EXPANSION.fullmatch(word.text)
         name = (whole["name"] or whole["plain"]) if whole else ""
         if name in self.arrays:

@@ -75,6 +75,13 @@ def test_what_only_a_shell_knows_is_named() -> None:
     assert found.words[-1].text == "$WHERE"
 
 
+@pytest.mark.parametrize("rest", ['"$@"', "$@", "$*", '"${@:2}"'])
+def test_the_script_s_own_arguments_are_no_value_of_the_flag_before_them(rest: str) -> None:
+    found = launch(f"python train.py --num-rollout 2 {rest}\n")
+    assert [word.text for word in found.words] == ["python", "train.py", "--num-rollout", "2"]
+    assert found.unresolved == (rest.strip('"'),)
+
+
 def test_a_variable_from_outside_is_used_where_the_script_sets_none() -> None:
     found = launch("python train.py --load $WHERE", {"WHERE": "/out", "HOME": "/root"})
     assert [word.text for word in found.words[2:]] == ["--load", "/out"]
