@@ -17,6 +17,7 @@ from rltop.checks.series import steps_per_rollout
 from rltop.errors import RltopError
 from rltop.evidence import segments
 from rltop.evidence.args import merged
+from rltop.evidence.beside import set_aside
 from rltop.evidence.readers import READERS
 from rltop.evidence.sink import Reader, Sink, Source
 from rltop.evidence.walk import Found, walk
@@ -95,6 +96,7 @@ def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
 
 def observations(sink: Sink) -> Observations:
     """What the readers found, put together."""
+    set_aside(sink)
     args = merged(sink.args)
     events = in_order(sink.events)
     loads = [event for event in events if event.kind == _STARTS_WITH_LOAD]

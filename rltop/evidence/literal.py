@@ -52,6 +52,16 @@ def parse(text: str) -> object:
         raise Unreadable(str(error)) from None
 
 
+def end_of(text: str) -> int:
+    """Where the value that `text` begins with ends; 0 without a readable one."""
+    parser = _Parser(text)
+    try:
+        parser.value(0)
+    except (Unreadable, RecursionError, OverflowError):
+        return 0
+    return parser.at
+
+
 def parse_map(text: str) -> dict[str, object] | None:
     """The map that begins at the first `{` of `text`; None without a readable one."""
     start = text.find("{")
@@ -91,6 +101,11 @@ class _Parser:
         self._text = text
         self._at = 0
         self._items = 0
+
+    @property
+    def at(self) -> int:
+        """Characters read so far."""
+        return self._at
 
     def value(self, depth: int) -> object:
         kind, token = self._next()

@@ -18,7 +18,7 @@ from rltop.evidence import logtext
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines import RECOGNISERS, Line, Recogniser
 from rltop.evidence.pieces import Splitter, chunks, is_binary
-from rltop.evidence.prefix import Prefix, owner_of_actor, owner_of_file, read_prefix
+from rltop.evidence.prefix import Prefix, is_hybrid, owner_of_actor, owner_of_file, read_prefix
 from rltop.evidence.sink import Reader, Sink, Source
 from rltop.evidence.traceback import Block, event_of, opens
 
@@ -292,7 +292,9 @@ class LogScan:
 
     def _owner_of(self, prefix: Prefix) -> tuple[Owner, bool]:
         if prefix.actor and (owner := owner_of_actor(prefix.actor)):
-            return owner, True
+            if not is_hybrid(prefix.actor):
+                return owner, True
+            return ("engine", True) if prefix.tags else (owner, False)
         if prefix.rank is not None:
             return ("engine" if self._owner == "engine" else "trainer"), True
         if prefix.tags:
@@ -395,6 +397,9 @@ class LogScan:
         """The line is part of a traceback. Others of the same process are closed."""
         key: tuple[object, ...] = self._key(line)
         candidates = [key] if line.own_prefix else [key, ()]
+        if line.own_prefix and line.rank is None and not line.time_of_its_own:
+            # Ray repeats the actor on every line, SGLang its rank on the first line of a message only.
+            candidates += [one for one in self._blocks if len(one) == len(key) and one[:3] == key[:3] and one != key]
         for old in [one for one, block in self._blocks.items() if line.number - block.newest > SILENCE]:
             self._close(old)
         for one in candidates:

@@ -15,6 +15,7 @@ from rltop.evidence import literal
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines.line import Line
 from rltop.evidence.metrics import rows_of
+from rltop.evidence.printed import split
 
 # -- metric dicts
 
@@ -195,11 +196,19 @@ def _sample(printed: _Printed, index: int) -> Sample:
     for found in _END.finditer(printed.rest):  # the text may hold the words itself: the last one counts
         end = found
     body = printed.rest[: end.start() + 1] if end else printed.rest
-    fields: dict[str, object] = {"response": _text(body), "index": index}
+    parts = split(_text(body))
+    fields: dict[str, object] = {"response": parts.response, "prompt": parts.prompt, "index": index}
     if end:
         reward = _number(end["reward"] or "")
         fields |= {"label": end["label"].strip(), "reward": reward}
-    return make_sample(fields, rollout_id=printed.rollout_id, where=printed.where)
+    sample = make_sample(fields, rollout_id=printed.rollout_id, where=printed.where)
+    if parts.last == parts.response:
+        return sample
+    # Several answers: a conversation in the prompt, or turns that the model made up. Only the last one is sure to be
+    # the model's, and it counts where it is plainly no text.
+    final = make_sample(fields | {"response": parts.last}, rollout_id=None)
+    garbage = final.text.families or (final.text.counted_chars >= 20 and final.text.top_char_share >= 0.9)
+    return replace(sample, text=final.text, excerpt=final.excerpt) if garbage else sample
 
 
 def _text(body: str) -> str:

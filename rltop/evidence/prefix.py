@@ -61,6 +61,14 @@ _FILES: tuple[tuple[re.Pattern[str], Owner], ...] = (
 )
 
 
+_HYBRID = re.compile(r"WorkerDict|ActorRollout", re.I)
+
+
+def is_hybrid(name: str) -> bool:
+    """The actor trains and generates in one process (verl), so its name does not say which side failed."""
+    return bool(_HYBRID.search(name))
+
+
 @lru_cache(maxsize=512)
 def owner_of_actor(name: str) -> Owner:
     """Side of a Ray actor by its class name; empty for a name that says nothing."""

@@ -16,7 +16,7 @@ from typing import Any
 from rltop.checks.found import LogEvent, Owner
 from rltop.checks.observe import Where
 from rltop.evidence.lines.line import EVENT_FIELDS, Line
-from rltop.evidence.prefix import owner_of_actor
+from rltop.evidence.prefix import is_hybrid, owner_of_actor
 
 MOST_LINES = 2000
 MOST_FRAMES = 64
@@ -181,6 +181,10 @@ class Block:
             return subject | {"pid": int(pid) if pid.isdecimal() else None, "rank": None}
         if line.own_prefix and line.owner and line.certain_owner:
             return {}
+        if is_hybrid(self.ray["actor"] if self.ray else line.actor):
+            owner = next((owner for frame in self.frames if (owner := owner_of_path(frame[0]))), "")
+            if owner:
+                return {"owner": owner}
         if self.ray:
             fields: dict[str, object] = {"actor": self.ray["actor"], "owner": owner_of_actor(self.ray["actor"])}
             if self.ray["pid"]:
@@ -193,6 +197,8 @@ class Block:
 
     def _owned(self, event: LogEvent, told: frozenset[str], fields: Mapping[str, Any]) -> LogEvent:
         kept = {key: value for key, value in fields.items() if key not in told}
+        if event.rank is None and "rank" not in told and self.first.rank is not None and event.pid == self.first.pid:
+            kept["rank"] = self.first.rank
         data = event.data
         if event.kind not in ("traceback", "stack") and self.frames:
             data = {**data, "frames": tuple(self.frames)}

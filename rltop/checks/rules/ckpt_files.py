@@ -156,7 +156,12 @@ def _layers(one: HfCheckpoint) -> Verdict | None:
         LAYERS,
         "fail",
         threshold={"missing": 0},
-        value={"layers": count, "found": ranges(by_layer), "missing": holes[:MOST_LISTED]},
+        value={
+            "layers": count,
+            "found": ranges(by_layer),
+            "missing": holes[:MOST_LISTED],
+            "missing_layers": [layer for layer in range(count) if layer not in by_layer][:MOST_LISTED],
+        },
         evidence=(
             Evidence(_inside(one, "config.json"), None, f"num_hidden_layers: {count}"),
             Evidence(source, None, f"{len(names)} tensors, layers {ranges(by_layer)}"),
@@ -250,14 +255,14 @@ def _missing_ends(names: list[str], config: Mapping[str, object], prefix: str) -
     outside = [name for name in names if layer_of(name) is None]
     holes = []
     if not any(re.search(r"embed|wte", name) for name in outside):
-        holes.append("no token embedding")
+        holes.append(f"no token embedding ({prefix}embed_tokens.weight or its like)")
     if not any(re.search(r"norm|ln_f", name) for name in outside):
-        holes.append("no final norm")
+        holes.append(f"no final norm ({prefix}norm.weight or its like)")
     architectures = config.get("architectures")
     causal = not isinstance(architectures, list) or any(
         re.search(r"CausalLM|ConditionalGeneration|LMHead", str(one)) for one in architectures
     )
     untied = config.get("tie_word_embeddings") is False
     if untied and causal and not any(re.search(r"lm_head|(?:^|\.)output\.|embed_out", name) for name in outside):
-        holes.append("no output head, though tie_word_embeddings is false")
+        holes.append("no output head (lm_head.weight), though tie_word_embeddings is false")
     return holes

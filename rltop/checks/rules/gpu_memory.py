@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from rltop.checks.events import DEDUP, frames, goes_on, number, of_kind, side, who, whole
+from rltop.checks.events import DEDUP, frames, goes_on, number, of_kind, side, who, whole, word
 from rltop.checks.facts import NO_TRAINER, context_parallel, fires, vocabulary
 from rltop.checks.faults import Fault, first_fault
 from rltop.checks.found import LogEvent, Row
@@ -33,6 +33,7 @@ LONGEST = (
 )
 """Longest sample of a rollout, tokens; multi-turn totals first."""
 _LOGITS = re.compile(r"log_?prob|logits|vocab|cross_entropy|entropy", re.I)
+_RESUME = re.compile(r"resume_memory_occupation|memory_saver")
 GIB = 2**30
 
 
@@ -50,6 +51,9 @@ def check_engine(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if not obs.logs and not obs.events:
         return [Verdict(ENGINE, "skip", cause=missing(obs, "a log of an engine"))]
     own = fatal_ooms(obs, "engine")
+    if own and fires(obs, "train.colocate-swap") and all(_resumes(event) for event in own):
+        cause = "An engine could not take its memory back at its wake-up because the trainer still held it (see "
+        return [Verdict(ENGINE, "pass", cause=cause + "train.colocate-swap); its own settings are not the cause.")]
     if own:
         return [_engine(obs, own)]
     fault = first_fault(obs)
@@ -60,6 +64,11 @@ def check_engine(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         free = f" ({num(fault.free_gb)} GB were free before it)" if fault.free_gb is not None else ""
         cause = f"Nothing says that the illegal memory access is one of memory{free}."
     return [Verdict(ENGINE, "pass", cause=cause)]
+
+
+def _resumes(event: LogEvent) -> bool:
+    """The engine was taking released memory back, not asking for more."""
+    return word(event, "function") == "resume" or any(_RESUME.search(frame) for frame in frames(event))
 
 
 def _engine(obs: Observations, own: Sequence[LogEvent]) -> Verdict:

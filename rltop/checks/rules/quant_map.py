@@ -289,7 +289,15 @@ def check_scales(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
             return [Verdict(SCALE, "skip", cause=missing(obs, "a scale tensor with its values"))]
         return [Verdict(SCALE, "pass", value={"scales": read}, cause=f"{read} scale tensors are positive and finite.")]
     worst = [
-        {"tensor": s.name, "entries": s.entries, "nan": s.nan, "inf": s.inf, "zero": s.zero, "negative": s.negative}
+        {
+            "tensor": s.name,
+            "bad": s.nan + s.inf + s.zero + s.negative,
+            "entries": s.entries,
+            "nan": s.nan,
+            "inf": s.inf,
+            "zero": s.zero,
+            "negative": s.negative,
+        }
         for _, s in bad[:MOST_LISTED]
     ]
     parts = [f"{s.name} has {_counts(s.nan, s.inf, s.zero, s.negative)} among {s.entries}" for _, s in bad]

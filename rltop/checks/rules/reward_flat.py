@@ -41,9 +41,10 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [Verdict(ID, "skip", cause=cause)]
     last = rollouts[-1]
     streak: list[Rollout] = []
-    for one in reversed(rollouts[-t.reward_flat_rollouts :]):
-        if one.flat and one.segment == last.segment and (one.mean == 0) == (last.mean == 0):
-            streak.insert(0, one)
+    for one in reversed(rollouts):
+        if not (one.flat and one.segment == last.segment and (one.mean == 0) == (last.mean == 0)):
+            break
+        streak.insert(0, one)
     value: dict[str, object] = {"mean": jnum(last.mean), "rollouts": len(streak)}
     threshold = {"rollouts": t.reward_flat_rollouts}
     if len(streak) < t.reward_flat_rollouts:

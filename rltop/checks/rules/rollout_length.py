@@ -181,7 +181,8 @@ def _over(
     longest: float | None = above.value if above else None
     rollout = above.rollout if above else None
     if longest is None and long:
-        longest, rollout = float(max(s.response_length or 0 for s in long)), long[0].rollout_id
+        told = [s.rollout_id for s in long if s.rollout_id is not None]
+        longest, rollout = float(max(s.response_length or 0 for s in long)), min(told, default=None)
     if longest is not None:
         where = "" if rollout is None else f" in rollout {rollout}"
         cause = f"A response{where} has {longest:.0f} tokens, the cap --rollout-max-response-len is {cap:.0f}"

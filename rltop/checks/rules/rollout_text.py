@@ -6,6 +6,7 @@ or short phrase throughout, the mark of NaN logits or of dead weights. *first-to
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rltop.checks.verdict import Status, Verdict
 ID = "rollout.text"
 _FEW = 4
 """Below so many samples half of them must be bad, not 30 %."""
+_ONLY = re.compile(r"rollout[-_ ]?only", re.IGNORECASE)
 _WHEN = ("", "before_update", "after_update")
 
 
@@ -135,13 +137,14 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 
 
 def _groups(obs: Observations, t: Thresholds) -> list[_Group]:
-    parts: dict[tuple[int, int, int, str], list[Sample]] = {}
+    parts: dict[tuple[int, int, int, str, bool], list[Sample]] = {}
     for sample in obs.samples:
         rollout = sample.rollout_id if sample.rollout_id is not None else -1
         turn = _WHEN.index(sample.when) if sample.when in _WHEN else len(_WHEN)
-        parts.setdefault((sample.segment, rollout, turn, sample.when), []).append(sample)
+        alone = bool(_ONLY.search(sample.mode))  # another run, kept apart: its good answers do not thin out bad ones
+        parts.setdefault((sample.segment, rollout, turn, sample.when, alone), []).append(sample)
     groups = []
-    for (segment, rollout, _, when), members in sorted(parts.items()):
+    for (segment, rollout, _, when, _alone), members in sorted(parts.items()):
         members.sort(key=lambda sample: (sample.index, sample.excerpt))
         kinds: dict[str, list[Sample]] = {"salad": [], "repeated": [], "first-token": [], "": []}
         for sample in members:
@@ -257,4 +260,4 @@ def _sync_before(obs: Observations, group: _Group) -> SyncEvent | None:
 
 def _rollout_only(obs: Observations) -> bool:
     modes = {sample.mode for sample in obs.samples}
-    return obs.mode == "rollout-only" or (bool(modes) and modes <= {"rollout-only", "debug_rollout_only"})
+    return obs.mode == "rollout-only" or (bool(modes) and all(_ONLY.search(mode) for mode in modes))

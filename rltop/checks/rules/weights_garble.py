@@ -256,7 +256,7 @@ def _mechanism(obs: Observations, before: Group | None, bad: Group) -> Mechanism
     if fires(obs, "ckpt.loaded") and any(v.status == "fail" for v in fires(obs, "ckpt.loaded")):
         text = "No line of the trainer's log confirms that it loaded a checkpoint."
         return Mechanism("load", text, {}, ("--load and --ref-load: check the directories",))
-    return _buckets(obs) or _buffers(obs) or _version(obs) or _conversion(obs)
+    return _buffers(obs) or _buckets(obs) or _version(obs) or _conversion(obs)
 
 
 def _buckets(obs: Observations) -> Mechanism | None:
@@ -310,7 +310,7 @@ def _buffers(obs: Observations) -> Mechanism | None:
         event.kind == "weights_check" and event.data.get("ok") is True for event in obs.events
     )
     paths = [call.path for call in obs.http] + [str(event.data.get("path") or event.kind) for event in obs.events]
-    released = any("release" in path for path in paths)
+    released = any("release" in path or path.endswith("/sleep") for path in paths)
     if not (equal and released):
         return None
     text = "The weights checker says that all parameters are equal, and the engine's memory was released and resumed "
