@@ -289,6 +289,12 @@ class Observations:
     `ppo_kl` is 0 by construction. None: inferred from what is logged (`series.old_log_probs`)."""
     live: bool = False
     """The run goes on: what is missing may still come."""
+    now: float | None = None
+    """Wall clock of the daemon at the moment of judging, seconds since the epoch; None offline. Only differences to
+    `moved` mean something: the clocks of logs and of other machines may be others."""
+    moved: float | None = None
+    """When the daemon last saw anything of the run move, on the clock of `now`: a record, a timer or batch line, a
+    metric. Time in which the daemon itself stood still, and time after the end of the run, is left out."""
     injected_faults: tuple[str, ...] = ()
     """Faults injected on purpose. Shown beside the verdicts; no rule looks at them."""
     launch: bool = False

@@ -20,7 +20,7 @@ from rltop.checks.verdict import Report
 from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.collect import collect
-from rltop.evidence.known import with_table
+from rltop.evidence.known import table_path, with_table
 
 SETS: Mapping[str, tuple[str, ...]] = {"step1": STEP1, "step2": STEP2, "launch": LAUNCH}
 
@@ -91,13 +91,7 @@ def crash_table(config: Path | None) -> Path | None:
     """The file of `known_crashes` in `[checks]`, beside the configuration; None without one. Raises RltopError."""
     if config is None:
         return None
-    checks = _tables(config).get("checks", {})
-    name = checks.get("known_crashes") if isinstance(checks, dict) else None
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name:
-        raise RltopError("known_crashes must name a file", where=f"{config} [checks]", do='known_crashes = "mine.toml"')
-    return config.parent / name
+    return table_path(_tables(config).get("checks", {}), config.parent, where=f"{config} [checks]")
 
 
 def _tables(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rltop.cli.output import note, print_json
 from rltop.cli.signals import held, raised
 from rltop.config import UpConfig, parse_up
 from rltop.errors import RltopError
+from rltop.evidence.known import table_path, with_table
 from rltop.keys import parse_listen
 from rltop.runs import RunInfo
 
@@ -43,6 +44,10 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
         raise RltopError("can not read the file", where=str(path), why=str(error)) from None
     config = parse_up(text, where=str(path), trainer_flags=flag_names(TrainConfig))
     trainer = trainer_command(config, str(path))
+    checks = dict(config.checks)
+    if (crashes := table_path(checks, path.absolute().parent, where=f"{path} [checks]")) is not None:
+        with_table(crashes)  # a table that can not be used is said here, not in the log of a daemon
+        checks["known_crashes"] = str(crashes)
     with raised(), _whole_or_nothing() as keep:
         with held():  # Ctrl-C in the middle of a start ends what was started, behind it
             run = start_daemon(
@@ -53,7 +58,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                 config={
                     "file": str(path.absolute()),
                     "env": sorted(config.env),  # names only: values may be secrets
-                    "checks": config.checks,
+                    "checks": checks,
                 },
             )
             keep(run)

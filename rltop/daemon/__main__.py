@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rltop import runs
+from rltop.checks.known import KnownCrash
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.daemon.app import DaemonOptions, serve
 from rltop.daemon.live_checks import LiveChecks
 from rltop.errors import RltopError
+from rltop.evidence.known import table_path, with_table
 from rltop.settings import load_settings
 
 
@@ -45,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
             tether=options.tether,
             ingest_tcp=options.ingest_tcp,
         )
-        return asyncio.run(serve(daemon, checks=LiveChecks(_thresholds(daemon.config))))
+        checks = LiveChecks(_thresholds(daemon.config), known_crashes=_known_crashes(daemon.config))
+        return asyncio.run(serve(daemon, checks=checks))
     except RltopError as error:
         print(f"rltop daemon: {error}", file=sys.stderr)
         return error.exit_code
@@ -57,6 +60,11 @@ def _thresholds(config: Mapping[str, Any]) -> Thresholds:
     checks = config.get("checks")
     values = checks.get("thresholds") if isinstance(checks, dict) else None
     return override(values) if isinstance(values, dict) else DEFAULTS
+
+
+def _known_crashes(config: Mapping[str, Any]) -> tuple[KnownCrash, ...]:
+    """The shipped table with the run's own on top. Raises RltopError for one that can not be used."""
+    return with_table(table_path(config.get("checks"), Path(), where="[checks]"))
 
 
 def _config(path: Path | None) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class DaemonBackend:
         self._core.update("daemon", malformed=counters.malformed, refused=counters.refused)
         self._publisher.tick()
         self._ingest.tick()
-        self._verdicts.refresh()
+        self._verdicts.tick()
         return Tick(time=self._core.now(), lag_ms=self._lag_ms(), ages=self._ingest.ages(), viewers=viewers)
 
     def trouble(self, where: str, error: Exception) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from rltop.checks.evaluate import evaluate
 from rltop.checks.keep import KeptSamples, KeptSyncs, RolloutKey
+from rltop.checks.known import KnownCrash
 from rltop.checks.observe import (
     Args,
     EngineFact,
@@ -42,6 +43,7 @@ from rltop.checks.thin import ThinSeries
 from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import Report
 from rltop.daemon.log_watch import Logs
+from rltop.daemon.stillness import Stillness
 from rltop.protocol.messages import (
     ByePayload,
     EnginePayload,
@@ -60,16 +62,22 @@ MOST_LINES = 200
 MOST_ABORTS = 32
 MOST_ENGINES = 4_096
 MOST_EVIDENCE_ROLLOUTS = 4_096
+JUDGE_EVERY_S = 30.0
+"""So often a run in which nothing moves is judged again."""
+_MOVING = frozenset({"run", "metrics", "samples", "weights", "phase"})
+"""Kinds of records that show that the run moves. An engine's state and log lines also come from one that does not."""
+_MOVING_LINES = ("timer", "prefill", "decode", "iteration", "startup", "engine_stage", "placement_bundle")
 _MODEL_TEXT = ("First rollout sample:", "Finish rollout:")
 
 
 class LiveChecks:
-    """One run's checks. `feed` takes a record; `report` evaluates only when something was fed that a rule looks at."""
+    """One run's checks. `feed` takes a record; `report` evaluates only when something was fed that a rule looks at, and
+    `tick` has everything judged again when nothing came for a while: a stall is that nothing comes."""
 
-    def __init__(self, thresholds: Thresholds = DEFAULTS) -> None:
+    def __init__(self, thresholds: Thresholds = DEFAULTS, *, known_crashes: tuple[KnownCrash, ...] = ()) -> None:
         self._thresholds = thresholds
         self._names, self._prefixes = metric_names()
-        self._facts = Observations(live=True)
+        self._facts = Observations(live=True, known_crashes=known_crashes)
         self._segments = _Segments()
         self._series: dict[tuple[str, bool, int], ThinSeries] = {}
         self._slots: dict[str, int] = {}
@@ -84,6 +92,10 @@ class LiveChecks:
         self._report: Report | None = None
         self._news = False
         self._logs = Logs()
+        self._stillness = Stillness()
+        self._now: float | None = None
+        self._judged_at = 0.0
+        """Seconds of stillness at the last evaluation for its sake."""
 
     @property
     def problems(self) -> Mapping[str, int]:
@@ -97,15 +109,34 @@ class LiveChecks:
         except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
             self._problems[record.kind] += 1
             return
+        if record.kind in _MOVING:
+            self._moved()
         if relevant:
             self._report = None
             self._news = True
 
     def see_logs(self, logs: Logs) -> None:
         """Take what the run's logs say by now, in place of what they said before."""
+        if _movements(logs) != _movements(self._logs):
+            self._moved()
         self._logs = logs
         self._report = None
         self._news = True
+
+    def tick(self, now: float, *, going: bool) -> None:
+        """Time goes on, about once a second. now: wall clock, seconds; going: the run has not ended."""
+        self._now = now
+        self._stillness.tick(now, going=going)
+        if self._stillness.seconds - self._judged_at >= JUDGE_EVERY_S:
+            self._judged_at = self._stillness.seconds
+            self._report = None
+            self._news = True
+
+    def _moved(self) -> None:
+        if self._judged_at:  # a stall may have been told: it is over
+            self._report, self._news = None, True
+        self._stillness.moved()
+        self._judged_at = 0.0
 
     def report(self) -> Report:
         """Verdicts on everything fed so far; the same object as long as nothing relevant was fed."""
@@ -138,6 +169,8 @@ class LiveChecks:
             phases=tuple(self._phases),
             engines=tuple(self._engines.values()),
             lines=(*self._aborts, *self._lines),
+            now=self._now,
+            moved=None if self._now is None else self._now - self._stillness.seconds,
         )
 
     def _take(self, record: Record) -> bool:
@@ -168,6 +201,8 @@ class LiveChecks:
         flags = {name.lstrip("-").replace("-", "_"): value for name, value in run.args.items()}
         starts = self._facts.starts
         if not known:
+            if starts:
+                self._phases.clear()  # what the process before had open is over
             starts = (*starts[-MOST_LINES:], RunStart(segment, run.start_rollout_id, run.fresh_start))
         self._facts = replace(
             self._facts,
@@ -276,7 +311,7 @@ class LiveChecks:
     def _phase(self, record: Record, phase: PhasePayload) -> bool:
         segment = self._segments.now(record.source.name)
         self._phases.append(PhaseEvent(phase.name, phase.edge, phase.rollout_id, phase.elapsed_s, segment, record.wall))
-        return False  # no rule looks at phases yet
+        return False  # what an open phase means is judged by `tick`
 
     def _line(self, record: Record, line: LogPayload) -> bool:
         if any(mark in line.text for mark in _MODEL_TEXT):
@@ -304,6 +339,12 @@ class LiveChecks:
     def _mark(self, key: RolloutKey) -> None:
         if len(self._evidence) < MOST_EVIDENCE_ROLLOUTS:
             self._evidence.add(key)
+
+
+def _movements(logs: Logs) -> tuple[int, ...]:
+    """Grows whenever a log says that something moved. Access lines do not count: polls are most of them."""
+    counted = [sum(source.counts.get(kind, 0) for source in logs.sources) for kind in _MOVING_LINES]
+    return (*counted, len(logs.rows), len(logs.sources))
 
 
 class _Segments:

@@ -70,7 +70,7 @@ class LogWatch:
         for name, (path, start) in list(wanted.items())[:MOST_LOGS]:
             followed = self._followed.get(name)
             if followed is None:
-                followed = self._followed[name] = _Followed(Tail(path, position(path, start)), LogScan(name))
+                followed = self._followed[name] = _Followed(Tail(path, position(path, start)), LogScan(name, live=True))
             news = self._read(name, followed) or news
         return self._all() if news else None
 
@@ -79,7 +79,7 @@ class LogWatch:
         for start, pieces in followed.tail.poll(BYTES):
             if followed.tail.restarts != followed.restarts:
                 followed.restarts = followed.tail.restarts
-                followed.scan = LogScan(name)
+                followed.scan = LogScan(name, live=True)
             followed.scan.feed(start, pieces)
             news = True
         return news

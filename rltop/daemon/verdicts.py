@@ -19,6 +19,8 @@ from rltop.daemon.log_watch import Logs
 from rltop.protocol.messages import Record
 
 _RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
+_OVER = ("done", "failed", "interrupted", "lost")
+"""States of a run that has ended."""
 _LEVEL = {"fail": "error", "warn": "warn", "info": "info", "pass": "info", "skip": "debug"}
 
 
@@ -30,6 +32,9 @@ class Checks(Protocol):
 
     def see_logs(self, logs: Logs) -> None:
         """See what the run's logs say by now."""
+
+    def tick(self, now: float, *, going: bool) -> None:
+        """Know what time it is (wall clock, seconds), and whether the run goes on."""
 
     def pending(self) -> Callable[[], Report] | None:
         """What gives all verdicts on what was seen so far, in whatever thread; None when there is nothing new."""
@@ -121,6 +126,16 @@ class Verdicts:
             self._checks.see_logs(logs)
         except Exception as error:
             self._failed("the checks could not take the logs", error)
+
+    def tick(self) -> None:
+        """Once a second: let the checks know the time, and have them judge what is new, or that nothing is."""
+        if self._checks is not None:
+            going = (self._core.table.get("run") or {}).get("state") not in _OVER
+            try:
+                self._checks.tick(self._core.now(), going=going)
+            except Exception as error:
+                self._failed("the checks could not take the time", error)
+        self.refresh()
 
     def refresh(self) -> None:
         """Have what was fed since the last call evaluated, and published when that is done."""

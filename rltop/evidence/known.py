@@ -39,6 +39,19 @@ def with_table(path: Path | None) -> tuple[KnownCrash, ...]:
     return (*own, *(crash for crash in shipped() if crash.issue not in mine))
 
 
+def table_path(checks: object, base: Path, *, where: str) -> Path | None:
+    """The file that `known_crashes` in the table `[checks]` names, seen from `base`; None without one.
+
+    Raises RltopError for a value that is no file name. where: the configuration, for the error.
+    """
+    name = checks.get("known_crashes") if isinstance(checks, dict) else None
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise RltopError("known_crashes must name a file", where=where, do='known_crashes = "mine.toml"')
+    return base / name
+
+
 def parse(text: str, *, where: str, source: str = "shipped") -> tuple[KnownCrash, ...]:
     """Entries of a table. Raises RltopError: no TOML, an unknown key, a value of a wrong type, nothing to match by."""
     try:

@@ -37,6 +37,9 @@ RING = 16
 MOST_STREAMS = 1024
 EVENTS = (4000, 4000)
 """First and newest events of one kind in one log."""
+LIVE_EVENTS = (0, 400)
+"""The same of batch, access and timer lines of a log that is followed. None of the first: between them and the newest
+the end of a phase would be missing."""
 _PARENTHESIS = frozenset(b"(\x1b")
 _PREFIXED = frozenset(b"([\x1b0123456789 DIWEFCMTS")
 """First bytes of lines that may have a prefix."""
@@ -126,6 +129,7 @@ class Table:
 
 
 TABLE = Table.of(RECOGNISERS)
+_BULK_KINDS = frozenset(recogniser.kind for recogniser in RECOGNISERS if recogniser.bulk)
 
 
 @dataclass(slots=True)
@@ -173,10 +177,14 @@ class Taken:
 
 
 class LogScan:
-    """One pass over one log. `feed` any number of times, then `finish`; `so_far` is for a log that still grows."""
+    """One pass over one log. `feed` any number of times, then `finish`; `so_far` is for a log that still grows.
 
-    def __init__(self, name: str, table: Table = TABLE) -> None:
+    live: the newest lines count at once, those of which there are many too; fewer of these are kept then.
+    """
+
+    def __init__(self, name: str, table: Table = TABLE, *, live: bool = False) -> None:
         self._name = name
+        self._live = live
         self._table = table
         self._shapes: dict[bytes, Hits] = {}
         self._owner, self._rank, self._engine = owner_of_file(name)
@@ -211,7 +219,7 @@ class LogScan:
                 self._line(start, number, pieces, hits)
             elif hits is NOTHING:
                 continue
-            elif hits.bulk:
+            elif hits.bulk and not self._live:
                 end = piece.find(b")", 0, 96) + 1 if piece[0] in _PARENTHESIS else 0
                 state = bulk.get((hits.kind, piece[:end]))
                 if state is None or state.keep or state.minute not in piece:
@@ -467,7 +475,8 @@ class LogScan:
             self._owner = "engine"
         kept = self.taken.events.get(event.kind)
         if kept is None:
-            kept = self.taken.events[event.kind] = FirstAndNewest(*EVENTS)
+            limits = LIVE_EVENTS if self._live and event.kind in _BULK_KINDS else EVENTS
+            kept = self.taken.events[event.kind] = FirstAndNewest(*limits)
         kept.append(event)
         self._count(event.kind, count)
 

@@ -292,6 +292,59 @@ def test_phases_of_a_source_without_timers_count_too() -> None:
     assert verdict("cluster.stall", obs(row, phases=tuple(phases), live=True)).status == "skip"
 
 
+def live(*events: LogEvent, still: float, phases: tuple[PhaseEvent, ...] = (), **more: Any) -> Observations:
+    """A live run in which nothing has moved for `still` seconds. Its logs have a clock of their own."""
+    fields: dict[str, Any] = {"live": True, "now": 9_000_000.0, "moved": 9_000_000.0 - still}
+    return replace(seen(*events), phases=phases, **fields | more)
+
+
+@pytest.mark.parametrize(
+    ("events", "still", "status"),
+    [
+        ([*rounds(4), timer("actor_train", "start", 500.0)], 601.0, "fail"),
+        ([*rounds(4), timer("actor_train", "start", 500.0)], 599.0, "pass"),
+        ([*rounds(4, took=90.0), timer("actor_train", "start", 500.0)], 899.0, "pass"),
+        ([*rounds(4, took=90.0), timer("actor_train", "start", 500.0)], 901.0, "fail"),
+        ([*rounds(2), timer("actor_train", "start", 500.0)], 1799.0, "pass"),
+        ([*rounds(2), timer("actor_train", "start", 500.0)], 1801.0, "warn"),
+        ([*rounds(4)], 9000.0, "pass"),
+        ([*rounds(4), timer("actor_train", "start", 500.0), trace("ValueError", pid=4, time=510.0)], 900.0, "pass"),
+        ([event("decode", owner="engine", queue_req=3, time=0.0)], 301.0, "fail"),
+        ([event("decode", owner="engine", queue_req=3, time=0.0)], 299.0, "pass"),
+        # the engine is quiet because it is the trainer's turn
+        ([event("decode", owner="engine", queue_req=3, time=0.0), timer("actor_train", "start", 1.0)], 301.0, "pass"),
+        ([event("decode", owner="engine", queue_req=3, time=0.0), timer("train_wait", "start", 1.0)], 301.0, "fail"),
+    ],
+)
+def test_a_live_run_stands_still_when_nothing_moves(events: list[LogEvent], still: float, status: str) -> None:
+    assert verdict("cluster.stall", live(*events, still=still)).status == status
+
+
+def test_a_live_stall_is_judged_by_the_daemon_s_clock_alone() -> None:
+    """Logs in another time zone, ahead or behind, neither cause nor hide a stall."""
+    for zone in (-7 * 3600.0, 0.0, 9_000_000.0, 9_100_000.0):
+        events = [
+            replace(one, time=(one.time or 0.0) + zone) for one in (*rounds(4), timer("train_wait", "start", 500.0))
+        ]
+        found = verdict("cluster.stall", live(*events, still=1900.0))
+        assert (found.status, found.value["open_s"], found.value["side"]) == ("warn", 1900.0, "rollout side")
+        assert "in which nothing moved" in found.cause
+        assert verdict("cluster.stall", live(*events, still=20.0)).status == "pass"
+
+
+def test_phases_of_a_live_run_without_logs_count() -> None:
+    phases = [
+        PhaseEvent("train", edge, time=10.0 * i, elapsed_s=5.0 if edge == "leave" else None)
+        for i in range(4)
+        for edge in ("enter", "leave")
+    ]
+    opened = (*phases, PhaseEvent("train", "enter", time=40.0))
+    assert verdict("cluster.stall", live(still=700.0, phases=opened)).status == "fail"
+    assert verdict("cluster.stall", live(still=700.0, phases=tuple(phases))).status == "pass"
+    assert verdict("cluster.stall", live(still=700.0, phases=opened, live=False)).status == "fail", "ended, still true"
+    assert verdict("cluster.stall", live(still=700.0, phases=opened, now=None)).status == "skip"
+
+
 # -- train.collective
 
 

@@ -69,3 +69,22 @@ def test_what_the_trainer_refuses_names_the_line(tmp_path: Path, capsys: pytest.
     err = capsys.readouterr().err
     assert f"{config}:5: --global-batch-size: batch sizes do not divide" in err
     assert "16 / 5 leaves 1 over" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "can not be read"), ("[[crash]]\nissue = 3\n", "issue must be a text"), ("x = 1\n", "must hold [[crash]]")],
+)
+def test_a_table_of_crashes_that_can_not_be_used_is_said_before_anything_starts(
+    text: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLTOP_DIR", str(tmp_path / "state"))
+    if text is not None:
+        (tmp_path / "mine.toml").write_text(text)
+    config = tmp_path / "up.toml"
+    config.write_text('[trainer]\ncommand = ["sleep", "60"]\n\n[checks]\nknown_crashes = "mine.toml"\n')
+    assert main(["up", str(config)]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert str(tmp_path / "mine.toml") in err
+    assert not (tmp_path / "state").exists(), "nothing was started"

@@ -88,6 +88,20 @@ def test_metrics_of_a_log_count_where_nobody_streams_any(tmp_path: Path, found: 
     assert verdict.evidence[0].source == "trainer.log"
 
 
+def test_a_crash_of_a_live_run_is_compared_with_the_user_s_own_reports(tmp_path: Path) -> None:
+    own = tmp_path / "mine.toml"
+    own.write_text('[[crash]]\nissue = "me/mine#7"\ntitle = "t"\ntext = ["my_rare_kernel"]\n')
+    ima = "RuntimeError: CUDA error: an illegal memory access was encountered in my_rare_kernel"
+    line = f"(SGLangEngine pid=7) [2026-03-01 10:00:00] scheduler.py:9 - {ima}\n"
+    program = f"import sys, time; sys.stdout.write({line!r}); sys.stdout.flush(); time.sleep(600)"
+    config = {"checks": {"known_crashes": str(own)}}
+    with real_daemon(tmp_path, trainer=[sys.executable, "-c", program], config=config) as run, Viewer(run) as viewer:
+        viewer.hello()
+        state = viewer.until_state(lambda s: s.get("check/engine.ima", {}).get("status") == "fail")
+        assert state["check/engine.ima"]["value"]["known"] == ["me/mine#7"]
+        assert "looks like me/mine#7" in state["check/engine.ima"]["cause"]
+
+
 def test_a_live_trainer_that_runs_out_of_memory_is_told_with_file_and_line(tmp_path: Path) -> None:
     program = f"import sys, time; sys.stdout.write({CALM + OOM!r}); sys.stdout.flush(); time.sleep(600)"
     with real_daemon(tmp_path, trainer=[sys.executable, "-c", program]) as run, Viewer(run) as viewer:

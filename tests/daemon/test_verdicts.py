@@ -21,6 +21,7 @@ class FakeChecks:
         self.fed: list[Record] = []
         self.reports = 0
         self.news = False
+        self.ticks: list[tuple[float, bool]] = []
         self.next = report(("train.nan", "skip"))
         self.error: Exception | None = None
 
@@ -32,6 +33,12 @@ class FakeChecks:
 
     def see_logs(self, logs: Logs) -> None:
         self.news = True
+
+    def tick(self, now: float, *, going: bool) -> None:
+        if self.error is not None:
+            raise self.error
+        self.ticks.append((now, going))
+        self.news = self.news or len(self.ticks) % 30 == 0
 
     def pending(self) -> Callable[[], Report] | None:
         if not self.news:
@@ -110,6 +117,23 @@ def test_nothing_is_evaluated_when_nothing_was_fed() -> None:
     desk.say(("a.b", "pass"))
     desk.verdicts.refresh()
     assert desk.checks.reports == 1
+
+
+def test_the_checks_know_the_time_and_whether_the_run_goes_on() -> None:
+    desk = Desk()
+    desk.verdicts.tick()
+    for state in ("running", "lost", "running", "done"):
+        desk.core.time += 1.0
+        desk.core.set("run", {"state": state})
+        desk.verdicts.tick()
+    assert desk.checks.ticks == [(1000.0, True), (1001.0, True), (1002.0, False), (1003.0, True), (1004.0, False)]
+    assert desk.checks.reports == 0
+    for _ in range(25):
+        desk.verdicts.tick()
+    assert desk.checks.reports == 1, "time alone gives a reason to judge again"
+    desk.checks.error = ZeroDivisionError("by zero")
+    desk.verdicts.tick()
+    assert any("could not take the time" in text for text in desk.core.texts("log"))
 
 
 def test_checks_that_fail_are_shown_once_counted_and_leave_the_last_verdicts() -> None:

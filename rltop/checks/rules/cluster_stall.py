@@ -2,6 +2,9 @@
 
 A phase that is open much longer than it used to take, or an engine with queued requests and no batch. Polls of
 `/metrics` and `/health` are no progress. Which side stands still is sure; why it does is not.
+
+Offline the time is that of the evidence. Of a live run it is the time in which the daemon saw nothing move at all: its
+own clock goes on when records stop, and no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -35,9 +38,10 @@ class _Phase:
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict: the phase that has been open for too long, an engine without batches, or none."""
-    if obs.live:
-        return [Verdict(ID, "skip", cause="judged from what a run left behind; of a live run the open phase is shown")]
-    now = last_time(obs)
+    watched = obs.now is not None and obs.moved is not None
+    if obs.live and not watched:
+        return [Verdict(ID, "skip", cause="how long nothing has moved is not known yet")]
+    now = obs.now if watched else last_time(obs)
     phases = _phases(obs)
     batches = of_kind(obs, "prefill", "decode")
     waits = of_kind(obs, "placement_wait")
@@ -50,11 +54,13 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [_verdict(obs, t, *found[0], now)]
     if waits and (waiting := _placement(obs, t, waits)):
         return [waiting]
-    if stuck := _no_batches(obs, t, batches, now):
+    if stuck := _no_batches(obs, t, batches, phases, now):
         return [stuck]
     opened = [phase for phase in phases if phase.since is not None]
     cause = "No phase is open for long, and every engine with queued requests makes batches."
-    value = {"open": {phase.name: round(now - (phase.since or now), 1) for phase in opened[-4:]}}
+    if watched:  # a number that grows by itself would make news of every evaluation
+        return [Verdict(ID, "pass", value={"open": [phase.name for phase in opened[-4:]]}, cause=cause)]
+    value = {"open": {phase.name: round(_open_s(obs, phase, now), 1) for phase in opened[-4:]}}
     return [Verdict(ID, "pass", value=value, cause=cause)]
 
 
@@ -92,12 +98,19 @@ def _phases(obs: Observations) -> list[_Phase]:
 def _open_too_long(obs: Observations, t: Thresholds, phase: _Phase, now: float) -> tuple[Status, _Phase] | None:
     if phase.since is None or _ended_badly(obs, phase):
         return None
-    begun = max([phase.since, *_progress(obs, phase)])
-    open_s = now - begun
+    open_s = _open_s(obs, phase, now)
     if len(phase.took) >= t.stall_history:
         limit = max(t.stall_factor * statistics.median(phase.took), t.stall_floor_s)
         return ("fail", phase) if open_s > limit else None
     return ("warn", phase) if open_s > t.stall_alone_s else None
+
+
+def _open_s(obs: Observations, phase: _Phase, now: float) -> float:
+    """Seconds for which the phase is open and nothing in it moves."""
+    if obs.now is not None and obs.moved is not None:
+        return max(obs.now - obs.moved, 0.0)
+    begun = now if phase.since is None else phase.since
+    return now - max([begun, *_progress(obs, phase)])
 
 
 def _ended_badly(obs: Observations, phase: _Phase) -> bool:
@@ -131,13 +144,14 @@ def _answers(obs: Observations, since: float) -> list[LogEvent]:
 
 
 def _verdict(obs: Observations, t: Thresholds, status: Status, phase: _Phase, now: float) -> Verdict:
-    since = phase.since or now
-    open_s = now - max([since, *_progress(obs, phase)])
+    since = now if phase.since is None else phase.since
+    open_s = _open_s(obs, phase, now)
     history = len(phase.took)
     usual = statistics.median(phase.took) if phase.took else None
     stands = "the rollout side" if phase.name in _WAITING else "the trainer"
     answers = _answers(obs, since)
-    cause = f"{phase.name} has been open for {span(open_s)}"
+    watched = obs.moved is not None
+    cause = f"{phase.name} has been open for {span(open_s)}" + (" in which nothing moved" if watched else "")
     cause += f"; {history} earlier ones took {span(usual)} (median)" if usual is not None else "; no earlier one ended"
     cause += f": {stands} stands still"
     if answers and stands == "the trainer":
@@ -194,13 +208,19 @@ def _placement(obs: Observations, t: Thresholds, waits: Sequence[LogEvent]) -> V
     )
 
 
-def _no_batches(obs: Observations, t: Thresholds, batches: Sequence[LogEvent], now: float) -> Verdict | None:
+def _no_batches(
+    obs: Observations, t: Thresholds, batches: Sequence[LogEvent], phases: Sequence[_Phase], now: float
+) -> Verdict | None:
     """An engine whose last batch line shows queued requests, and then none for long."""
     newest: dict[tuple[object, ...], LogEvent] = {}
+    still = obs.now - obs.moved if obs.now is not None and obs.moved is not None else None
+    if still is not None and any(phase.since is not None and phase.name not in _WAITING for phase in phases):
+        return None  # the trainer's turn: it is quiet because nobody asks it anything
     for event in batches:
         newest[event.engine, event.pid, event.node, event.where.source] = event
     for event in newest.values():
         queue, quiet = whole(event, "queue_req") or 0, now - event.time if event.time is not None else 0.0
+        quiet = still if still is not None else quiet
         if queue <= 0 or quiet <= t.stall_batch_s or _released(obs, event):
             continue
         cause = (
