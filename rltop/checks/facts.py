@@ -57,9 +57,11 @@ def latent_attention(obs: Observations) -> bool:
     """Multi-head latent attention: query and key heads (nope + rope) are larger than value heads."""
     if obs.args.on("multi_latent_attention"):
         return True
-    nope = obs.args.number("qk_head_dim") or config_number(obs, "qk_nope_head_dim")
-    rope = obs.args.number("qk_pos_emb_head_dim") or config_number(obs, "qk_rope_head_dim")
-    value = obs.args.number("v_head_dim") or config_number(obs, "v_head_dim")
+    # Megatron prints these sizes for every model; where it says that there is no latent attention they mean nothing.
+    printed = not obs.args.given("multi_latent_attention")
+    nope = (obs.args.number("qk_head_dim") if printed else None) or config_number(obs, "qk_nope_head_dim")
+    rope = (obs.args.number("qk_pos_emb_head_dim") if printed else None) or config_number(obs, "qk_rope_head_dim")
+    value = (obs.args.number("v_head_dim") if printed else None) or config_number(obs, "v_head_dim")
     return bool(nope and value and nope + (rope or 0) != value)
 
 

@@ -148,9 +148,12 @@ def parse_value(text: str) -> object:
             return low
     if len(low) > 1 and low[0] == low[-1] and low[0] in "'\"":
         return low[1:-1]
-    return low
+    member = _MEMBER.fullmatch(low)
+    return member["name"] if member else low
 
 
+_MEMBER = re.compile(r"<?\w*(?:Backend|Type|Mode)\.(?P<name>\w+)(?:: [^>]*>)?")
+"""A member of an enumeration as Python prints it (`AttnBackend.flash`): the flag's own value is its name."""
 _TABLE_ROW = re.compile(r"\s*(?P<name>[A-Za-z_][\w.]*) \.{2,} (?P<value>.*)")
 TABLE_START = re.compile(r"-{4,} (?:\S+ )?arguments -{4,}")
 TABLE_END = re.compile(r"-{4,} end of (?:\S+ )?arguments -{4,}")

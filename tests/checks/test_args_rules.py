@@ -10,7 +10,7 @@ from rltop.checks.evaluate import evaluate
 from rltop.checks.found import Document, LogSource
 from rltop.checks.observe import Args, Observations, Where
 from rltop.checks.verdict import Verdict
-from tests.checks.build import event, healthy, obs, rollout, verdict
+from tests.checks.build import event, healthy, obs, rollout, train, verdict
 
 
 def with_args(framework: str = "slime", **flags: Any) -> Observations:
@@ -212,6 +212,14 @@ def test_flash_attention_on_a_latent_model_needs_version_3(more: dict[str, Any],
     assert one.status == status
     if status != "pass":
         assert one.advice[0].startswith("--attention-backend auto")
+
+
+def test_printed_head_sizes_make_no_latent_model_and_a_step_that_was_done_had_a_backend() -> None:
+    printed = {"qk_head_dim": 96, "qk_pos_emb_head_dim": 32, "v_head_dim": 96, "attention_backend": "flash"}
+    assert verdict("args.kernels", obs(flags=printed)).status == "warn"
+    assert verdict("args.kernels", obs(flags=printed | {"multi_latent_attention": False})).status == "pass"
+    latent = {"attention_backend": "flash", "multi_latent_attention": True}
+    assert verdict("args.kernels", obs(train(0), flags=latent)).status == "pass"
 
 
 def test_flash_attention_on_an_ordinary_model_is_fine() -> None:

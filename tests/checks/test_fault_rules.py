@@ -325,6 +325,25 @@ def test_the_seconds_to_the_first_request_without_an_answer_are_told() -> None:
     assert verdict("engine.died", seen(*events)).value["seconds_to_first_503"] == 12.0
 
 
+def test_the_kernel_s_log_says_why_and_the_run_s_own_when() -> None:
+    day = 1.7e9
+    events = [
+        event("oom_killer", owner="host", by="kernel", victim=7, time=81_234.5),
+        *(batch(pid=7, actor="SGLangEngine", time=day + at) for at in (0.0, 1.0)),
+        event("death", owner="engine", actor="SGLangEngine", pid=7, how="server", time=day + 50),
+        unanswered(time=day + 62),
+    ]
+    found = verdict("engine.died", seen(*events))
+    assert "host ran out of memory" in found.cause
+    assert (found.engine, found.value["seconds_to_first_503"]) == ("SGLangEngine", 12.0)
+
+
+def test_ray_s_line_about_an_engine_names_the_engine() -> None:
+    lost = event("death", owner="ray", actor="raylet", how="worker", victim=7)
+    found = verdict("engine.died", seen(*served(engine=2), lost))
+    assert (found.status, found.engine) == ("fail", 2)
+
+
 def failed(time: float = 60.0, **more: Any) -> LogEvent:
     data: dict[str, Any] = {"by": "monitor", "kills": True, "time": time}
     return event("health", owner="rollout", **data | more)

@@ -16,7 +16,7 @@ from rltop.checks.observe import Observations
 from rltop.errors import RltopError
 from rltop.evidence import metrics
 from rltop.evidence import walk as walking
-from rltop.evidence.args import parse_args
+from rltop.evidence.args import parse_args, table_row
 from rltop.evidence.collect import collect
 from rltop.evidence.literal import Unreadable, parse
 
@@ -339,6 +339,12 @@ def test_dotted_arguments_are_verls() -> None:
     assert args.framework == "verl"
     assert args.number("data.train_batch_size") == 32
     assert parse_args("framework=relax --lr 1", "a").framework == "relax"
+
+
+def test_a_member_of_an_enumeration_is_its_name() -> None:
+    assert table_row("  attention_backend ....... AttnBackend.flash") == ("attention_backend", "flash")
+    assert table_row("  attention_backend ....... <AttnBackend.auto: 5>") == ("attention_backend", "auto")
+    assert table_row("  generate .... My.function") == ("generate", "My.function")
 
 
 def test_effective_arguments_of_the_log_win_over_what_was_typed(tmp_path: Path) -> None:

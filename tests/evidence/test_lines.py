@@ -52,6 +52,30 @@ def test_a_refused_pickle_names_its_class(text: str, name: str) -> None:
     assert "pickle_refused" not in kinds("Unsupported class of GPU, falling back")
 
 
+def test_ray_s_list_of_potential_causes_is_no_memory_killer() -> None:
+    lost = (
+        "A worker died or was killed while executing a task. Worker PID: 71 Worker exit type: SYSTEM_ERROR There are "
+    )
+    found = kinds(lost + "some potential root causes. (1) The process is killed by SIGKILL by OOM killer")
+    assert found["death"]["victim"] == 71
+    assert "oom_killer" not in found
+    low = kinds("Task was killed due to the node running low on memory. Memory on the node where the task (pid=71) ran")
+    assert low["oom_killer"] == {"by": "ray", "victim": 71}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "> building HuggingFaceTokenizer tokenizer ...",
+        "HF config loaded: X",
+        "loaded tokenizer",
+        "Loading checkpoint shards",
+    ],
+)
+def test_a_process_that_got_through_says_so(text: str) -> None:
+    assert "loaded" in kinds(text)
+
+
 def test_an_engine_says_that_a_request_is_too_long() -> None:
     text = "400: Requested token count exceeds the model's maximum context length of 900 tokens. You requested a total "
     found = kinds(text + "of 1200 tokens: 300 tokens from the input messages and 900 tokens for the completion.")

@@ -103,7 +103,8 @@ def _latent(obs: Observations) -> list[Verdict]:
     refused = of_kind(obs, "no_attention")
     if obs.args.text("attention_backend") != "flash" or not latent_attention(obs):
         return []
-    if flash_attention_3(obs) and not refused:
+    trained = any(row.axis == "train" for row in obs.metrics)  # a step was done, so a backend is there
+    if (flash_attention_3(obs) or trained) and not refused:
         return []
     cause = (
         "--attention-backend flash on a model with latent attention (MLA): the flag switches the fused and unfused "

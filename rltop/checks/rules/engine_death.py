@@ -34,6 +34,8 @@ DIED_STAGE = 1
 """It asks engine.not-ready and engine.health-timeout."""
 _REASON_S = 120.0
 """Seconds before a death line in which its reason stands: SGLang waits up to 65 s for its own diagnostics."""
+_BOOT_S = 10 * 365 * 86_400.0
+"""No machine is up for ten years: a smaller time in a kernel's log counts from its boot."""
 _SOME = 500
 """Batch lines that are looked at for one check."""
 _ENGINE_NAMES = ("SGLangEngine", "sglang", "scheduler", "Engine", "VllmEngine")
@@ -189,9 +191,14 @@ def _deaths(obs: Observations) -> list[LogEvent]:
             continue
         victim, name = whole(event, "victim"), word(event, "name")
         its_own = event.kind == "death" and (_engine_s(event) or (side(obs, event) == "engine" and not name))
-        if its_own or victim in victims or any(part in name for part in _ENGINE_NAMES):
+        if its_own or victim in victims or _is_engine(event):
             found.append(event)
     return found
+
+
+def _is_engine(event: LogEvent) -> bool:
+    """The line names an engine's process."""
+    return any(part in word(event, "name") for part in _ENGINE_NAMES)
 
 
 def _engine_s(event: LogEvent) -> bool:
@@ -200,7 +207,8 @@ def _engine_s(event: LogEvent) -> bool:
 
 
 def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[LogEvent]) -> Verdict:
-    first = deaths[0]
+    # A kernel's log counts seconds since the boot: it says why, and the run's own log says when.
+    first = next((event for event in deaths if _on_the_clock(event)), deaths[0])
     reason, place, sure = _reason(obs, first)
     recovered = [
         e
@@ -209,7 +217,12 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     ]
     status: Status = "warn" if recovered else "fail"
     gap = next((e.time - first.time for e in unanswered if e.time and first.time and e.order > first.order), None)
-    rollouts = len({row.rollout_id for row in obs.metrics if row.rollout_id is not None and row.axis == "rollout"})
+    done = {
+        row.rollout_id
+        for row in obs.metrics
+        if row.axis == "rollout" and (row.time is None or first.time is None or row.time <= first.time)
+    }
+    rollouts = len(done - {None})
     at = f" at {clock(first.time)}" if first.time is not None else ""
     victim = whole(first, "victim")
     name = _name(first) if victim is None or first.pid == victim else f"the engine process {victim}"
@@ -226,7 +239,7 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     return Verdict(
         DIED,
         status,
-        engine=first.engine if first.engine is not None else first.actor or None,
+        engine=_engine_of(obs, first, victim),
         value={
             "how": word(first, "how") or first.kind,
             "pid": victim or first.pid,
@@ -244,6 +257,22 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     )
 
 
+def _engine_of(obs: Observations, death: LogEvent, victim: int | None) -> int | str | None:
+    """The engine that a death line is about: its writer's, or where another process writes, the victim's."""
+    if victim is not None and victim != death.pid:
+        own = next((e for e in obs.events if e.pid == victim and e.owner == "engine"), None)
+        if own is not None:
+            return own.engine if own.engine is not None else own.actor or None
+    if death.engine is not None:
+        return death.engine
+    return death.actor if death.actor and death.owner == "engine" else None
+
+
+def _on_the_clock(event: LogEvent) -> bool:
+    """The event has a time of day, not one since the machine's boot."""
+    return event.time is not None and (event.owner != "host" or event.time > _BOOT_S)
+
+
 def _reason(obs: Observations, death: LogEvent) -> tuple[str, LogEvent | None, Confidence]:
     """Why it died, the line that says so, and how sure that is."""
     if death.kind == "oom_killer":
@@ -253,7 +282,8 @@ def _reason(obs: Observations, death: LogEvent) -> tuple[str, LogEvent | None, C
         return "the health monitor killed it after a failed health check", None, "high"
     for kind in ("oom_killer", "ima", "oom", "port_in_use", "traceback"):
         for event in of_kind(obs, kind):
-            near = event.time is None or death.time is None or abs(event.time - death.time) <= _REASON_S
+            timed = event.time is not None and death.time is not None and _on_the_clock(event) == _on_the_clock(death)
+            near = not timed or abs((event.time or 0.0) - (death.time or 0.0)) <= _REASON_S
             later = event.order > death.order and kind != "oom_killer"
             if near and not later and not event.data.get("benign") and (told := _told(obs, event, death)):
                 return told, event, "high"
@@ -270,7 +300,7 @@ def _told(obs: Observations, event: LogEvent, death: LogEvent) -> str:
     """What a line before the death says about it; empty when it is about another process."""
     if event.kind == "oom_killer":
         victim = whole(event, "victim")
-        mine = victim is None or victim in (death.pid, whole(death, "victim"))
+        mine = victim is None or victim in (death.pid, whole(death, "victim")) or _is_engine(event)
         return "the host ran out of memory and the killer took it" if mine else ""
     if side(obs, event) not in ("engine", "") or not _same_engine(event, death):
         return ""

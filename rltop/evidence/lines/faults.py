@@ -103,8 +103,10 @@ def oom_killer(line: Line) -> Mapping[str, object] | None:
     if found:
         victim, name = found["victim"] or found["victim2"], found["name"] or found["name2"]
         return {"by": "kernel", "victim": int(victim), "name": (name or "").strip()}
-    if _KILLED_BY_RAY.search(line.text):
-        return {"by": "ray"}
+    # Ray lists the OOM killer among the "potential root causes" of any lost worker: that is no evidence of it.
+    if _KILLED_BY_RAY.search(line.text) and "potential root causes" not in line.text:
+        victim_of_ray = _VICTIM.search(line.text)
+        return {"by": "ray"} | ({"victim": int(victim_of_ray["pid"])} if victim_of_ray else {})
     return None
 
 
@@ -129,7 +131,7 @@ _MEANT = re.compile(
     r"out of scope"
 )
 """How Ray says that an actor's end was wanted: the job is over, or its handle is gone."""
-_VICTIM = re.compile(r"\bpid[=:]? ?(?P<pid>\d+)")
+_VICTIM = re.compile(r"\bpid[=:]? ?(?P<pid>\d+)", re.I)
 _VICTIM_NAME = re.compile(r"class_name: (?P<name>\w+)|ray::(?P<name2>\w+)|\b(?P<name3>SGLangEngine|\w+RayActor)\b")
 
 

@@ -111,7 +111,11 @@ def overflow(line: Line) -> Mapping[str, object] | None:
     return {"scale": number(scale["scale"])} if scale else {}
 
 
-_HF_OK = re.compile(r"(?:loaded|loading) .*(?:config|tokenizer|checkpoint shards|model)", re.I)
+_HF_OK = re.compile(
+    r"(?:loaded|loading) .*(?:config|tokenizer|checkpoint shards|model)|(?:config|tokenizer|model)\b.{0,40}? loaded\b|"
+    r"> (?:building|built) .*(?:tokenizer|model)|number of parameters on ",
+    re.I,
+)
 
 
 def loaded(line: Line) -> Mapping[str, object] | None:
@@ -141,5 +145,5 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("iteration", (" iteration ",), iteration, bulk=True),
     Recogniser("overflow", ("OVERFLOW", "overflow", "found inf"), overflow, bulk=True),
     Recogniser("harmless", ("freeze_gc failed",), _harmless),
-    Recogniser("loaded", ("oaded ", "oading "), loaded, bulk=True),
+    Recogniser("loaded", ("oaded", "oading ", "> buil", "number of parameters on "), loaded, bulk=True),
 )
