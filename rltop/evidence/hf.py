@@ -76,7 +76,10 @@ def read(source: Source, sink: Sink) -> None:
     index, lines, outside = _index(source, index_name, sink) if index_name else (None, {}, ())
     files = tuple(name for name in names if _WEIGHTS.match(name))
     tensors, broken, scales, read_scales = _weights(source, files)
-    for name in (*(n for n, value in configs.items() if value is not None), *files, *([index_name] if index else [])):
+    # A shard without a header says nothing: alone it is no evidence.
+    read_shards = {tensor.file for tensor in tensors}
+    shards = (name for name in files if name not in broken or name in read_shards)
+    for name in (*(n for n, value in configs.items() if value is not None), *shards, *([index_name] if index else [])):
         sink.files.append(inside(source.name, name))
     sink.checkpoints.append(
         HfCheckpoint(
