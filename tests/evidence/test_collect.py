@@ -124,6 +124,7 @@ def test_a_folder_of_many_files_is_bounded_and_known_names_come_first(
         ({"metrics.jsonl": "xxx\nyyy\n"}, "metrics.jsonl:1"),
         ({"args.txt": "   \n"}, "args.txt:1"),
         ({"ckpt/model.safetensors.index.json": "{"}, "index.json:1"),
+        ({"ckpt/model.safetensors": b"\x01\x02\x03"}, "model.safetensors:1"),
     ],
 )
 def test_nothing_usable_is_one_error_with_the_place(tmp_path: Path, files: Mapping[str, bytes], words: str) -> None:
