@@ -18,8 +18,9 @@ from rltop.checks.verdict import Confidence, Evidence, Verdict
 
 ORDER = "engine.resume-order"
 STALE = "engine.stale-kv"
-TAGS = ("weights", "kv_cache", "cuda_graph")
-"""What a release without tags gives away (SGLang's GPU memory types)."""
+TAGS = ("weights", "kv_cache")
+"""What a release without tags gives away for certain. SGLang knows a third type, `cuda_graph`, which is only released
+where its memory saver holds graphs; it must come back where a release names it."""
 _GENERATE = ("/generate", "/v1/completions", "/v1/chat/completions", "/health_generate", "/encode")
 _RELEASED = "cannot be accessed from Triton"
 """What a real engine raises when a health check or a request touches memory that was released."""

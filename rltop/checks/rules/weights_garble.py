@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rltop.checks.facts import fires, quantised_rollout
@@ -30,6 +30,9 @@ _LOG_PROBS = "rollout/log_probs"
 _REWARD = "rollout/raw_reward"
 METRICS = (_LOG_PROBS, _REWARD, GAP, "train/loss", "train/grad_norm", "train/ppo_kl", "train/kl_loss")
 _ONLY = "rollout_only"
+_KNOWN_GOOD = re.compile(r"^(?:last_)?(?:known_good|working|good)_?|_(?:last_)?(?:known_good|good)$")
+_INSTALLED = ("installed", "current", "versions", "now")
+_RELEASE = re.compile(r"release|/sleep$")
 _STEP = ("train/loss", "train/grad_norm", "train/ppo_kl", "train/kl_loss")
 _MLA = re.compile(r"deepseek_?v[23]|kimi|glm_?moe_?dsa|longcat|minicpm3|mla", re.IGNORECASE)
 _HYBRID = re.compile(r"linear_attention|mamba|gated|delta|recurrent|ssm", re.IGNORECASE)
@@ -256,10 +259,11 @@ def _mechanism(obs: Observations, before: Group | None, bad: Group) -> Mechanism
     if fires(obs, "ckpt.loaded") and any(v.status == "fail" for v in fires(obs, "ckpt.loaded")):
         text = "No line of the trainer's log confirms that it loaded a checkpoint."
         return Mechanism("load", text, {}, ("--load and --ref-load: check the directories",))
-    return _buffers(obs) or _buckets(obs) or _version(obs) or _conversion(obs)
+    return _buckets(obs, told=True) or _buffers(obs) or _buckets(obs) or _version(obs) or _conversion(obs)
 
 
-def _buckets(obs: Observations) -> Mechanism | None:
+def _buckets(obs: Observations, *, told: bool = False) -> Mechanism | None:
+    """told: only where the log itself counts the buckets; else requests in a row are counted."""
     summary = next(
         (event for event in obs.events if event.kind == "update_summary" and event.data.get("buckets")), None
     )
@@ -267,7 +271,7 @@ def _buckets(obs: Observations) -> Mechanism | None:
     evidence: tuple[Evidence, ...] = ()
     if summary is not None and isinstance(summary.data.get("buckets"), int):
         count, evidence = int(str(summary.data["buckets"])), (of_event(summary),)
-    else:
+    elif not told:
         count = _requests_in_a_row(obs)
     facts = " ".join((str(summary.data) if summary else "", _architecture(obs)))
     mla = bool(_MLA.search(facts)) or obs.args.on("multi_latent_attention")
@@ -306,13 +310,18 @@ def _requests_in_a_row(obs: Observations) -> int | None:
 
 
 def _buffers(obs: Observations) -> Mechanism | None:
-    equal = any(call.answer.get("success") is True for call in obs.http if "weights_checker" in call.path) or any(
-        event.kind == "weights_check" and event.data.get("ok") is True for event in obs.events
-    )
-    paths = [call.path for call in obs.http] + [str(event.data.get("path") or event.kind) for event in obs.events]
-    released = any("release" in path or path.endswith("/sleep") for path in paths)
-    if not (equal and released):
+    """The checker's pass holds for its moment only, so a release must lie before it, where the order is known."""
+    calls = [(call.order, call.path, call.answer.get("success") is True) for call in obs.http]
+    lines = [
+        (event.order, str(event.data.get("path") or event.kind), event.data.get("ok") is True) for event in obs.events
+    ]
+    released = [[at for at, path, _ in one if _RELEASE.search(path)] for one in (calls, lines)]
+    equal = [[at for at, path, ok in one if ok and "weights_check" in path] for one in (calls, lines)]
+    if not any(equal) or not any(released):
         return None
+    for before, after in zip(released, equal, strict=True):
+        if before and after and min(before) > max(after):
+            return None
     text = "The weights checker says that all parameters are equal, and the engine's memory was released and resumed "
     text += "before: rotary tables or other buffers, which no push restores, were lost."
     return Mechanism(
@@ -330,16 +339,28 @@ def _version(obs: Observations) -> Mechanism | None:
     for one in obs.documents:
         if one.kind != "versions":
             continue
-        for key, good in one.fields.items():
-            name = re.sub(r"^(?:last_)?known_good_|_known_good$|^good_", "", key)
-            installed = one.fields.get(name)
-            if name == key or installed is None or not isinstance(good, str) or str(installed) == good:
-                continue
+        for name, installed, good in _compared(one.fields):
             text = f"The installed {name} is {installed}, the version that was known to be good is {good}."
             evidence = (Evidence(one.source, one.lines.get(name), f"{name}: {installed}, known good: {good}"),)
             value: dict[str, object] = {"package": name, "installed": str(installed), "known_good": good}
             return Mechanism("engine-version", text, value, (f"{name}=={good}, the known-good image",), evidence)
     return None
+
+
+def _compared(fields: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
+    """(package, installed, known good) of packages whose two versions differ: as flat keys (`known_good_sglang`) or as
+    a map of known good versions beside the installed ones."""
+    inner = next((v for k, v in fields.items() if k in _INSTALLED and isinstance(v, Mapping)), {})
+    installed = {**fields, **inner}
+    for key, good in fields.items():
+        if isinstance(good, Mapping) and _KNOWN_GOOD.fullmatch(key):
+            pairs = [(str(name), version) for name, version in good.items()]
+        else:
+            pairs = [(_KNOWN_GOOD.sub("", key).strip("_"), good)] if _KNOWN_GOOD.search(key) else []
+        for name, version in pairs:
+            found = installed.get(name)
+            if found is not None and isinstance(version, str) and str(found) != version:
+                yield name, found, version
 
 
 def _conversion(obs: Observations) -> Mechanism:
