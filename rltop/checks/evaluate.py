@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rltop.checks.catalogue import CATALOGUE, Entry, Explains
+from rltop.checks.facts import NO_ENGINE, NO_TRAINER
 from rltop.checks.observe import Observations
 from rltop.checks.registry import RULES, Rule
 from rltop.checks.thresholds import DEFAULTS, Thresholds
@@ -67,12 +68,23 @@ def _run(entry: Entry, rule: Rule | None, obs: Observations, thresholds: Thresho
         ]
     if not found:
         return [Verdict(entry.id, "skip", cause="the rule found nothing to judge", refs=entry.refs)]
+    found = [_unless_absent(obs, verdict) for verdict in found]
     return [
         msgspec.structs.replace(
             verdict, refs=verdict.refs or entry.refs, evidence=tuple(dict.fromkeys(verdict.evidence))
         )
         for verdict in found
     ]
+
+
+def _unless_absent(obs: Observations, verdict: Verdict) -> Verdict:
+    """A side that was not started has passed nothing."""
+    area = verdict.id.partition(".")[0]
+    why = NO_ENGINE if obs.mode == "train-only" and area == "engine" else ""
+    why = NO_TRAINER if obs.mode == "rollout-only" and area in ("train", "kl", "logprob") else why
+    if verdict.status != "pass" or verdict.evidence or not why:
+        return verdict
+    return Verdict(verdict.id, "skip", cause=why)
 
 
 def _fold(verdicts: list[Verdict]) -> list[Verdict]:

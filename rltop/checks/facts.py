@@ -150,3 +150,5 @@ def fires(obs: Observations, *ids: str) -> tuple[Verdict, ...]:
 
 NO_TRAINER = "rollout-only mode has no trainer"
 """Cause of a skip."""
+NO_ENGINE = "train-only mode starts no engine"
+"""Cause of a skip."""

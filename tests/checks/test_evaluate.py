@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from rltop.checks.catalogue import CATALOGUE, STEP1, entry_of
 from rltop.checks.evaluate import NO_RULE, assemble, evaluate
 from rltop.checks.facts import fires
-from rltop.checks.observe import EngineSync, MetricRow, Observations, RunStart, SyncEvent, TextLine
+from rltop.checks.found import LogSource
+from rltop.checks.observe import EngineSync, MetricRow, Mode, Observations, RunStart, SyncEvent, TextLine
 from rltop.checks.registry import RULES, Rule, metric_names
 from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import STATUSES, Report, Verdict, report_from_state
@@ -376,3 +377,11 @@ def test_evaluating_twice_gives_the_same() -> None:
 def test_a_mode_without_trainer_skips_what_needs_one() -> None:
     found = [verdict(i, obs(sample(), mode="rollout-only")) for i in STEP1]
     assert [v.id for v in found if v.status != "skip"] == ["rollout.text"]
+
+
+@pytest.mark.parametrize(("mode", "area"), [("train-only", "engine"), ("rollout-only", "train")])
+def test_a_side_that_was_not_started_has_passed_nothing(mode: Mode, area: str) -> None:
+    quiet = evaluate(obs(logs=(LogSource("a.log"),), mode=mode))
+    assert {v.status for v in quiet.verdicts if v.id.startswith(f"{area}.")} == {"skip"}
+    both = evaluate(obs(logs=(LogSource("a.log"),)))
+    assert "pass" in {v.status for v in both.verdicts if v.id.startswith(f"{area}.")}
