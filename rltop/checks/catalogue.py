@@ -122,7 +122,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "parameters on both sides are equal",
         "pf",
         "D1.1 D4.4 W B06 B42",
-        "weights.sync-garble rollout.text logprob.train-rollout",
+        "weights.sync-garble rollout.text logprob.train-rollout rollout.truncated rollout.reward-flat",
     ),
     _entry(
         "weights.update-failed",
@@ -214,8 +214,8 @@ CATALOGUE: tuple[Entry, ...] = (
         "text is likely under the model",
         "piwf",
         "D1.2 W R2 B79",
-        # A model that does not see its template does not find its end either.
-        "train.grad-high logprob.train-rollout rollout.truncated",
+        # A model that does not see its template finds neither its end nor a reward.
+        "train.grad-high logprob.train-rollout rollout.truncated rollout.reward-flat",
     ),
     _entry(
         "logprob.train-rollout",

@@ -101,7 +101,19 @@ def _replaces(row: MetricRow, old: MetricRow, name: str) -> bool:
     """Of two rows of one step the lower rank's holds, then the later one's; without times, any choice that ignores the
     order of rows."""
     new_key, old_key = ((one.rank or 0, -(one.time or 0.0)) for one in (row, old))
-    return new_key < old_key or (new_key == old_key and _less(row.values[name], old.values[name]))
+    if new_key != old_key:
+        return new_key < old_key
+    new, before = row.values[name], old.values[name]
+    if _less(new, before) or _less(before, new):
+        return _less(new, before)
+    return _place(row) < _place(old)
+
+
+def _place(row: MetricRow) -> tuple[int, int, int]:
+    """Tells rows with the same value apart."""
+    none = -(1 << 31)
+    rollout = none if row.rollout_id is None else row.rollout_id
+    return rollout, none if row.step_in_rollout is None else row.step_in_rollout, -row.span
 
 
 def _less(left: float, right: float) -> bool:
