@@ -248,6 +248,10 @@ class Ingest:
         text = f"{what} synced" if payload.ok else f"{what} NOT synced" + (f": engine {', '.join(bad)}" if bad else "")
         level = "info" if payload.ok else "error"
         self._core.event("weights", level, text, source.name, version=payload.version, ok=payload.ok)
+        for name, said in payload.engines.items():
+            # The engine's own answer; the next scrape would say the same a second later.
+            if isinstance(said, dict) and said.get("ok", True) and self._core.table.get(f"engine/{name}") is not None:
+                self._core.update(f"engine/{name}", weight_version=str(said.get("version") or payload.version))
 
     def _engine(self, source: _Source, payload: EnginePayload) -> None:
         key = f"engine/{payload.id}"

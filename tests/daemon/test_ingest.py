@@ -353,3 +353,11 @@ def test_a_new_daemon_goes_on_counting_where_the_old_one_stopped(house: House) -
     assert again.state("metric/m")["nan"] == 2
     source = again.state("source/trainer/0")
     assert (source["records"], source["lost"], source["seq"]) == (3, 2, 5)
+
+
+def test_an_engine_that_took_weights_has_them_at_once(house: House) -> None:
+    house.take("engine", {"id": "0", "weight_version": "3"})
+    house.take("engine", {"id": "1", "weight_version": "3"})
+    engines = {"0": {"ok": True, "version": "4"}, "1": {"ok": False, "version": "3"}, "9": {"ok": True}}
+    house.take("weights", {"version": "4", "rollout_id": 5, "ok": False, "engines": engines})
+    assert [house.state(f"engine/{name}")["weight_version"] for name in "01"] == ["4", "3"]
