@@ -25,7 +25,7 @@ LOG_KINDS: Mapping[str, str] = {
     "update_summary": "what one weight sync was made of: tensors, buckets",
     "weights_check": "answer of the weights checker, or of --check-weight-update-equal: ok, message",
     "ckpt_loaded": "the trainer confirms a load: directory, iteration (Megatron) or hf (true)",
-    "placement_create": "a placement group is asked for: gpus",
+    "placement_create": "a placement group is asked for: gpus, bundles",
     "placement_wait": "a placement group waits: gpus, elapsed_s, registered, available",
     "placement_bundle": "where a bundle lies: index, node, gpu",
     "recovered": "dead engines were started again: count",

@@ -7,6 +7,7 @@ them without end and says so every 30 seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -172,7 +173,7 @@ def _too_few(
 def _does_not_fit(obs: Observations, last: RaySnapshot, need: Need | None) -> Verdict | None:
     """A bundle that no node can hold, or a sum that the cluster does not have, in any resource."""
     nodes = max(1, last.nodes, len(last.node_totals))
-    demands = list(last.demands)
+    demands = list(last.demands) or _printed(obs)
     if need and not demands and "CPU" in last.usage:
         demands = [({"CPU": 1.0}, need.gpus + 2, "PACK")]  # slime's bundles, the rollout manager and the lock
     for bundle, count, strategy in demands:
@@ -190,6 +191,16 @@ def _does_not_fit(obs: Observations, last: RaySnapshot, need: Need | None) -> Ve
                 what = f"{count} bundles ask for {amount * count:g} {resource}, and the cluster has {total:g}"
                 return _short(last, resource, amount * count, total, what, "high")
     return None
+
+
+def _printed(obs: Observations) -> list[tuple[dict[str, float], int, str]]:
+    """Bundles that the log prints, where Ray's status lists no demand."""
+    for event in obs.events:
+        bundles = event.data.get("bundles") if event.kind == "placement_create" else None
+        if isinstance(bundles, tuple) and bundles:
+            counts = Counter(tuple(sorted(one.items())) for one in bundles)
+            return [(dict(one), count, "") for one, count in counts.items()]
+    return []
 
 
 def _short(last: RaySnapshot, resource: str, required: float, has: float, what: str, confidence: Confidence) -> Verdict:

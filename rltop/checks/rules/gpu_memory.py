@@ -7,7 +7,7 @@ run and never count.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rltop.checks.events import DEDUP, frames, goes_on, number, of_kind, side, who, whole, word
 from rltop.checks.facts import NO_TRAINER, context_parallel, fires, vocabulary
@@ -125,13 +125,20 @@ def _memory_excluded(rows: Sequence[Row]) -> bool:
     """Bisection runs show that the memory fraction does not matter, or that a higher one is clean."""
     failed = [row.fields for row in rows if str(row.fields.get("outcome")) in ("ima", "oom", "hang")]
     clean = [row.fields for row in rows if str(row.fields.get("outcome")) == "ok"]
-    fractions = {one.get("mem_fraction") for one in failed if isinstance(one.get("mem_fraction"), int | float)}
+    fractions = {value for one in failed if (value := _fraction(one)) is not None}
     if len(fractions) > 1:
         return True
-    highest = max((float(str(f)) for f in fractions), default=None)
-    return highest is not None and any(
-        isinstance(value := one.get("mem_fraction"), int | float) and value > highest for one in clean
-    )
+    highest = max(fractions, default=None)
+    return highest is not None and any((_fraction(one) or 0.0) > highest for one in clean)
+
+
+def _fraction(fields: Mapping[str, object]) -> float | None:
+    """The memory fraction of a run under SGLang's, vLLM's or slime's name."""
+    for name in ("mem_fraction", "mem_fraction_static", "gpu_memory_utilization", "sglang_mem_fraction_static"):
+        value = fields.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
 
 
 def _maybe(obs: Observations, t: Thresholds, fault: Fault, why: str, places: tuple[Evidence, ...]) -> Verdict:

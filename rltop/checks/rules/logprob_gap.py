@@ -140,9 +140,10 @@ def _fine(obs: Observations, t: Thresholds, series: Sequence[Gap]) -> Verdict:
 
 def _constant_offset(obs: Observations, t: Thresholds, series: Sequence[Gap]) -> str:
     """Why a flat gap is a constant offset and no fault; empty when it is one."""
-    first, last = quarters([gap.value for gap in series])
-    if abs(last - first) > t.gap_flat * first:
-        return ""
+    for segment in {gap.segment for gap in series}:  # two runs may have two levels
+        first, last = quarters([gap.value for gap in series if gap.segment == segment])
+        if abs(last - first) > t.gap_flat * first:
+            return ""
     if quantised_rollout(obs):
         return "the engines run FP8 or INT4 weights, the trainer does not"
     if mixture_of_experts(obs) and not routing_replay(obs) and max(gap.value for gap in series) <= t.gap_moe_info:
@@ -151,8 +152,9 @@ def _constant_offset(obs: Observations, t: Thresholds, series: Sequence[Gap]) ->
 
 
 def _offset(t: Thresholds, series: Sequence[Gap], why: str) -> Verdict:
-    first, last = quarters([gap.value for gap in series])
-    since = f"flat since rollout {series[0].rollout}"
+    newest = [gap for gap in series if gap.segment == series[-1].segment]
+    first, last = quarters([gap.value for gap in newest])
+    since = f"flat since rollout {newest[0].rollout}"
     cause = f"The gap is {num(last)} nat per token and {since}: a constant offset, because {why}."
     advice = ("--use-tis", "--use-rollout-routing-replay (weights and slot order)")
     return _verdict(t, "info", series[-1], cause, {"first": jnum(first), "last": jnum(last)}, advice=advice)
