@@ -83,7 +83,7 @@ def _call(row: dict[str, Any], where: Where, order: int) -> HttpCall:
         method=str(row.get("method") or ""),
         body=_slim(body),
         answer=_slim(answer) if isinstance(answer, dict) else {"text": str(answer)[:MOST_TEXT]},
-        server=str(row.get("server") or low.get("server") or ""),
+        server=str(row.get("server") or ", ".join(filter(None, (low.get("server"), low.get("via"))))),
         url=url,
         step=step if isinstance(step, int) and not isinstance(step, bool) else None,
         time=float(time) if time is not None else None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from rltop.checks.found import Document
-from rltop.evidence.args import parse_args
+from rltop.evidence.args import parse_args, parse_words
+from rltop.evidence.launch_script import read_script
 from rltop.evidence.pieces import encoding_of, is_binary
 from rltop.evidence.sink import Reader, Sink, Source
 
@@ -40,12 +41,17 @@ def without_secret(name: str, value: str) -> str:
     return MASK if _SECRET.search(name) else value[:4096]
 
 
+_SCRIPT = re.compile(r"\A#!|^\s*(?:export\s+)?[A-Za-z_]\w*\+?=\(", re.MULTILINE)
+
+
 def read_args(source: Source, sink: Sink) -> None:
-    """A command line, or flags over any number of lines."""
+    """A command line, flags over any number of lines, or the launch script as it is."""
     text = read_text(source, sink, "args")
     if text is None:
         return
-    found = parse_args(text, source.name)
+    launch = read_script(text, source.name).words if _SCRIPT.search(text) else ()
+    found = parse_words(((word.text, word.line) for word in launch), source.name)
+    found = found if found.flags else parse_args(text, source.name)
     if not found.flags and not found.framework:
         sink.problem(source, "args", "there is no flag in it", line=1, whole=True)
         return

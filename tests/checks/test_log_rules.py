@@ -129,6 +129,16 @@ def test_a_proxy_that_answers_for_the_engine(
     assert "secret" not in str(found)
 
 
+def test_a_client_that_says_that_a_proxy_stood_between() -> None:
+    env = Document("env", "env.txt", {"http_proxy": "http://p:3128", "no_proxy": "localhost"})
+    why = "(Caused by ProxyError('Unable to connect to proxy', OSError('Tunnel connection failed: 403 Forbidden')))"
+    to_engine = trace("ProxyError", f"Max retries exceeded with url: http://10.0.0.4:15000/health_generate {why}")
+    found = verdict("host.proxy", seen(UP, to_engine, documents=(env,)))
+    assert (found.status, found.value["hosts"]) == ("fail", ["10.0.0.4"])
+    elsewhere = trace("ProxyError", f"host='api.example.com': Max retries exceeded with url: /graphql {why}")
+    assert verdict("host.proxy", seen(UP, elsewhere, documents=(env,))).status == "info"
+
+
 def test_no_proxy_covers_names_domains_and_networks() -> None:
     assert bypassed("10.1.2.3", "10.0.0.0/8")
     assert bypassed("a.b.c", ".b.c")
@@ -159,6 +169,13 @@ def test_a_port_that_cannot_be_bound_is_named_with_its_range() -> None:
 
 def refused(**more: Any) -> LogEvent:
     return event("retry", owner="rollout", refused=True, url="http://h:15000", path="/get_model_info", **more)
+
+
+def test_a_port_in_a_log_of_a_server_that_ended_is_the_server_s() -> None:
+    unnamed = event("port_in_use", "Port 15002 is already in use", owner="trainer", port=15002)
+    assert verdict("engine.port", seen(unnamed)).status == "pass"
+    ended = event("death", "Server process terminated unexpectedly", owner="trainer", how="server")
+    assert verdict("engine.port", seen(unnamed, ended)).value["port"] == 15002
 
 
 def test_a_refused_connection_alone_is_no_port_conflict() -> None:

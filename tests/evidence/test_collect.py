@@ -342,6 +342,26 @@ def test_dotted_arguments_are_verls() -> None:
     assert parse_args("framework=relax --lr 1", "a").framework == "relax"
 
 
+def test_a_launch_script_may_be_given_as_the_arguments(tmp_path: Path) -> None:
+    script = """#!/bin/bash
+BATCH=128
+ROLLOUT_ARGS=(
+   --rollout-batch-size 8
+   --n-samples-per-prompt 4   # few
+   --global-batch-size ${BATCH}
+)
+MORE=(
+   --use-dynamic-batch-size
+)
+ray job submit -- python3 train.py --colocate "${ROLLOUT_ARGS[@]}" ${MORE[@]}
+"""
+    (tmp_path / "args.txt").write_text(script)
+    args = collect([tmp_path]).args
+    assert (args.number("global_batch_size"), args.number("n_samples_per_prompt")) == (128, 4)
+    assert args.flags["use_dynamic_batch_size"] is True
+    assert args.flags["colocate"] is True
+
+
 def test_a_member_of_an_enumeration_is_its_name() -> None:
     assert table_row("  attention_backend ....... AttnBackend.flash") == ("attention_backend", "flash")
     assert table_row("  attention_backend ....... <AttnBackend.auto: 5>") == ("attention_backend", "auto")

@@ -76,6 +76,11 @@ def test_a_process_that_got_through_says_so(text: str) -> None:
     assert "loaded" in kinds(text)
 
 
+@pytest.mark.parametrize("device", ["CUDA", "HIP", "NPU", "XPU"])
+def test_every_device_runs_out_of_memory(device: str) -> None:
+    assert kinds(f"RuntimeError: {device} out of memory. Tried to allocate 1.25 GiB")["oom"]["tried_gb"] == 1.25
+
+
 def test_an_engine_says_that_a_request_is_too_long() -> None:
     text = "400: Requested token count exceeds the model's maximum context length of 900 tokens. You requested a total "
     found = kinds(text + "of 1200 tokens: 300 tokens from the input messages and 900 tokens for the completion.")

@@ -26,17 +26,30 @@ def check_port(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict per port that could not be bound; else one on refused connections."""
     if not obs.logs and not obs.events:
         return [Verdict(PORT, "skip", cause=missing(obs, "a log of an engine"))]
-    taken = [event for event in of_kind(obs, "port_in_use") if side(obs, event) != "trainer"]
+    taken = [
+        event for event in of_kind(obs, "port_in_use") if side(obs, event) != "trainer" or _in_engine_s(obs, event)
+    ]
     if taken:
         firsts = {(event.node, whole(event, "port")): event for event in reversed(taken)}
         known = {key: event for key, event in firsts.items() if key[1] is not None} or firsts
         return [_taken(obs, event) for event in sorted(known.values(), key=lambda event: event.order)[:8]]
-    refused = [e for e in of_kind(obs, "retry") if e.data.get("refused") and _INFO.search(_target(e))]
+    refused = [
+        e
+        for e in of_kind(obs, "retry")
+        if e.data.get("refused") and _INFO.search(_target(e)) and "ProxyError" not in e.text
+    ]
     ready = [event for event in of_kind(obs, "engine_stage") if word(event, "stage") == "ready"]
     others = fires(obs, "engine.*", "host.proxy", "train.colocate-swap", "cluster.*")
     if refused and not others and not any(event.order > refused[-1].order for event in ready):
         return [_refused(refused)]
     return [Verdict(PORT, "pass", cause="No engine failed to bind a port.")]
+
+
+def _in_engine_s(obs: Observations, event: LogEvent) -> bool:
+    """A line that names no process, in a log in which a server of SGLang says that it ended."""
+    ended = (e for e in of_kind(obs, "death") if word(e, "how") in ("server", "init"))
+    unnamed = not event.actor and event.rank is None
+    return unnamed and any(e.where.source == event.where.source and not e.actor for e in ended)
 
 
 def _target(event: LogEvent) -> str:

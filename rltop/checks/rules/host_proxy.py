@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from rltop.checks.events import of_kind, whole, word
-from rltop.checks.found import Document
+from rltop.checks.events import of_kind, whole, whole_text, word
+from rltop.checks.found import Document, LogEvent
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import missing, of_event, of_place
 from rltop.checks.thresholds import Thresholds
@@ -25,6 +25,14 @@ _PROXIES = re.compile(
     r"squid|tinyproxy|privoxy|polipo|haproxy|zscaler|bluecoat|proxysg|mitmproxy|\bvarnish\b|trafficserver|\bproxy\b|"
     r"mwg|forcepoint|charles|cntlm|envoy|nginx|cloudflare|3proxy|goproxy",
     re.I,
+)
+
+
+_CLIENT_SAYS = re.compile(r"ProxyError\b|(?:unable to|cannot) connect to proxy|tunnel connection failed", re.I)
+"""The client itself says that it went through a proxy."""
+_ENGINE_URL = re.compile(
+    r"(?P<url>https?://[\w.:\[\]-]+)/(?:health|health_generate|get_model_info|model_info|generate|server_info|"
+    r"get_server_info|get_weight_version|update_weights\w*|flush_cache|workers|v1/)\b"
 )
 
 
@@ -92,6 +100,7 @@ def _answers(obs: Observations, settings: Mapping[str, str]) -> list[Answer]:
             continue
         text = f"{call.path} answered {call.status}" + (f" by {call.server}" if call.server else "")
         found.append((host, by_header, of_place(call.where, call.where.text or text)))
+    found += _told_by_client(obs, settings, ready)
     for event in of_kind(obs, "retry"):
         host, status = _host(word(event, "url")), whole(event, "status")
         if status not in _STATUSES or event.data.get("no_workers") or bypassed(host, settings.get("no_proxy", "")):
@@ -100,6 +109,22 @@ def _answers(obs: Observations, settings: Mapping[str, str]) -> list[Answer]:
         if ready and (forbidden or _PROXIES.search(event.text)) and any(r.order < event.order for r in ready):
             found.append((host, bool(_PROXIES.search(event.text)), of_event(event)))
     return found
+
+
+def _told_by_client(obs: Observations, settings: Mapping[str, str], ready: Sequence[LogEvent]) -> list[Answer]:
+    """Requests to an engine that is up of which the client says that a proxy stood between."""
+    found: list[Answer] = []
+    for event in of_kind(obs, "retry", "traceback") if ready else ():
+        host = _beyond(text) if _CLIENT_SAYS.search(text := whole_text(event)) else ""
+        if host and not bypassed(host, settings.get("no_proxy", "")):
+            found.append((host, True, of_event(event)))
+    return found
+
+
+def _beyond(text: str) -> str:
+    """The engine's address that a client wanted to reach through a proxy; empty where it is no engine's."""
+    found = _ENGINE_URL.search(text)
+    return _host(found["url"]) if found else ""
 
 
 def _host(url: str) -> str:

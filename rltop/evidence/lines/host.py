@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rltop.evidence.lines.line import Line, Recogniser
 
-_OOM = re.compile(r"CUDA out of memory|OutOfMemoryError", re.I)
+_OOM = re.compile(r"\b(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|OutOfMemoryError", re.I)
 _BENIGN = "may not be an issue"
 _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMG]iB)"
 _TRIED = re.compile("Tried to allocate " + _SIZE.format("tried"))
