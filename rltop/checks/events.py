@@ -152,42 +152,48 @@ def same_process(left: LogEvent, right: LogEvent) -> bool:
 
 def goes_on(obs: Observations, event: LogEvent) -> bool:
     """The run made progress after the event: a finished step or rollout, or work of the side that owns it."""
-    newest_row, lines = _newest_rows(obs)
-    if event.time is not None and newest_row is not None:
-        if newest_row > event.time:
+    newest_rows, lines = _newest_rows(obs)
+    if event.time is not None and newest_rows:
+        # A later segment is the job that was started again after the event.
+        if newest_rows.get(event.segment, event.time) > event.time:
             return True
     elif lines.get(event.where.source, 0) > (event.where.line or 0):
         return True
     owner = side(obs, event)
     orders = _newest_work(obs)
     if event.pid is None:
-        return max((order for (one, _), order in orders.items() if one == owner), default=-1) > event.order
-    return max(orders.get((owner, event.pid), -1), orders.get((owner, None), -1)) > event.order
+        same = (order for (one, _, part), order in orders.items() if (one, part) == (owner, event.segment))
+        return max(same, default=-1) > event.order
+    same = (order for (one, pid, _), order in orders.items() if one == owner and pid == event.pid)
+    return max(*same, orders.get((owner, None, event.segment), -1), -1) > event.order
 
 
-def _newest_rows(obs: Observations) -> tuple[float | None, dict[str, int]]:
-    """Time of the newest metric row that has one, and the last line with a row without time of each source."""
+def _newest_rows(obs: Observations) -> tuple[dict[int, float], dict[str, int]]:
+    """Time of the newest metric row of each segment, and the last line with a row without time of each source."""
     key = ("newest-rows", "", "")
     if key not in obs.memo:
-        times = [row.time for row in obs.metrics if row.time is not None]
+        times: dict[int, float] = {}
+        for row in obs.metrics:
+            if row.time is not None:
+                times[row.segment] = max(times.get(row.segment, row.time), row.time)
         lines: dict[str, int] = {}
         for row in obs.metrics:
             if row.where is not None and row.where.line:
                 lines[row.where.source] = max(lines.get(row.where.source, 0), row.where.line)
-        obs.memo[key] = (max(times, default=None), lines)
-    found: tuple[float | None, dict[str, int]] = obs.memo[key]
+        obs.memo[key] = (times, lines)
+    found: tuple[dict[int, float], dict[str, int]] = obs.memo[key]
     return found
 
 
-def _newest_work(obs: Observations) -> dict[tuple[Owner, int | None], int]:
-    """(side, pid) -> place of its newest line that shows work."""
+def _newest_work(obs: Observations) -> dict[tuple[Owner, int | None, int], int]:
+    """(side, pid, segment) -> place of its newest line that shows work."""
     key = ("newest-work", "", "")
     if key not in obs.memo:
-        table: dict[tuple[Owner, int | None], int] = {}
+        table: dict[tuple[Owner, int | None, int], int] = {}
         for event in of_kind(obs, *_PROGRESS):
-            table[side(obs, event), event.pid] = event.order
+            table[side(obs, event), event.pid, event.segment] = event.order
         obs.memo[key] = table
-    found: dict[tuple[Owner, int | None], int] = obs.memo[key]
+    found: dict[tuple[Owner, int | None, int], int] = obs.memo[key]
     return found
 
 

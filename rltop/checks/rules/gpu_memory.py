@@ -180,7 +180,7 @@ def _trainer(obs: Observations, own: Sequence[LogEvent]) -> Verdict:
     event = own[0]
     tried, free = number(event, "tried_gb"), number(event, "free_gb")
     budget, parallel = obs.args.number("max_tokens_per_gpu"), context_parallel(obs)
-    longest = _longest(obs)
+    longest = _longest(obs, event.segment)
     tokens = _tokens_of_logits(obs, event, tried)
     value: dict[str, object] = {
         "tried_gb": tried,
@@ -209,13 +209,13 @@ def _trainer(obs: Observations, own: Sequence[LogEvent]) -> Verdict:
     )
 
 
-def _longest(obs: Observations) -> Point | None:
-    """The longest sample of the newest rollout that tells one."""
+def _longest(obs: Observations, segment: int) -> Point | None:
+    """The longest sample of the newest rollout that tells one, of the run that the event belongs to where it does."""
     found: list[Point] = []
     for name in LONGEST:
         series = finite(points(obs, name, "rollout"))
-        if series:
-            found.append(series[-1])
+        own = [point for point in series if point.segment == segment]
+        found += (own or series)[-1:]
     newest = max((point.order[:2] for point in found), default=None)
     same = [point for point in found if point.order[:2] == newest]
     return max(same, key=lambda point: point.value, default=None)
