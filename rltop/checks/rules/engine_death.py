@@ -311,7 +311,9 @@ def _told(obs: Observations, event: LogEvent, death: LogEvent) -> str:
     if event.kind == "port_in_use":
         return "it could not bind a port"
     frame = own_frame(event)
-    return f"its scheduler raised {word(event, 'exception') or event.text}{f' at {frame}' if frame else ''}"
+    message = word(event, "message")[:120]
+    raised = f"{word(event, 'exception') or event.text}{f' ({message})' if message else ''}"
+    return f"its scheduler raised {raised}{f' at {frame}' if frame else ''}"
 
 
 def _same_engine(left: LogEvent, right: LogEvent) -> bool:
