@@ -218,7 +218,10 @@ def _no_batches(
         return None  # the trainer's turn: it is quiet because nobody asks it anything
     for event in batches:
         newest[event.engine, event.pid, event.node, event.where.source] = event
+    segment = max((row.segment for row in obs.metrics), default=0)
     for event in newest.values():
+        if still is None and event.segment < segment:
+            continue  # the job was started again since: that engine is gone, it does not stand still
         queue, quiet = whole(event, "queue_req") or 0, now - event.time if event.time is not None else 0.0
         quiet = still if still is not None else quiet
         if queue <= 0 or quiet <= t.stall_batch_s or _released(obs, event):
