@@ -35,6 +35,8 @@ from rltop.protocol.messages import (
     EventsAnswer,
     EventsQuery,
     Hello,
+    LinesAnswer,
+    LinesQuery,
     Ping,
     Rejected,
     Role,
@@ -280,6 +282,11 @@ class Client:
     async def events(self, **query: Any) -> EventsAnswer:
         """A page of the event log; keywords are the fields of `EventsQuery`. Raises RltopError."""
         return _expect(await self._ask("events?", EventsQuery(**query), f"q{next(self._ids)}"), EventsAnswer)
+
+    async def lines(self, source: str, line: int, **query: Any) -> LinesAnswer:
+        """Lines around one line of a log; keywords are further fields of `LinesQuery`. Raises RltopError."""
+        message = await self._ask("lines?", LinesQuery(source, line, **query), f"q{next(self._ids)}")
+        return _expect(message, LinesAnswer)
 
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any

@@ -31,7 +31,8 @@ from rltop.daemon.core import Core
 from rltop.daemon.gate import Gate
 from rltop.daemon.hooks import HookOptions, Hooks
 from rltop.daemon.ingest import Ingest
-from rltop.daemon.log_watch import Logs, LogWatch
+from rltop.daemon.lines import SourceLines
+from rltop.daemon.log_watch import Logs, LogWatch, log_paths
 from rltop.daemon.memory import Opened, open_journal
 from rltop.daemon.publish import Publisher
 from rltop.daemon.server import Server
@@ -115,6 +116,7 @@ class Daemon:
             journal=opened.journal.path,
             publisher=self._publisher,
             lag_ms=self._take_lag,
+            sources=SourceLines(options.run_dir, lambda: {name: path for name, (path, _) in self._log_paths().items()}),
         )
         self._context = zmq.asyncio.Context()
         self._server = Server(
@@ -286,19 +288,7 @@ class Daemon:
     # ---------------------------------------------------------------- small things
 
     def _log_paths(self) -> dict[str, tuple[Path, int]]:
-        """Logs of this attempt that lie on this host; names are relative to the run directory where they lie in it."""
-        found: dict[str, tuple[Path, int]] = {}
-        trainer = self._core.table.get("trainer")
-        if trainer and trainer.get("log"):
-            found["trainer.log"] = (Path(trainer["log"]), int(trainer.get("log_from") or 0))
-        here = socket.gethostname()
-        for key in self._core.table.keys("engine/"):
-            engine = self._core.table.get(key) or {}
-            if engine.get("log") and engine.get("host") in ("", here):
-                path = Path(engine["log"])
-                inside = path.is_relative_to(self._options.run_dir)
-                found[str(path.relative_to(self._options.run_dir) if inside else path)] = (path, 0)
-        return found
+        return log_paths(self._core.table, self._options.run_dir)
 
     def _see_logs(self, logs: Logs) -> None:
         self._verdicts.see_logs(logs)

@@ -26,8 +26,10 @@ from rltop import runs
 from rltop.daemon import replay
 from rltop.daemon.core import Core
 from rltop.daemon.events import RING_SIZE, Event
+from rltop.daemon.lines import SourceLines
+from rltop.daemon.log_watch import log_paths
 from rltop.daemon.past import End, Past, end_of, open_past
-from rltop.daemon.queries import answer_events, answer_series
+from rltop.daemon.queries import answer_events, answer_lines, answer_series
 from rltop.daemon.server import Counters, Server
 from rltop.daemon.sessions import Session, Sessions
 from rltop.protocol.messages import (
@@ -35,6 +37,8 @@ from rltop.protocol.messages import (
     Command,
     EventsAnswer,
     EventsQuery,
+    LinesAnswer,
+    LinesQuery,
     Record,
     Rejected,
     SeriesAnswer,
@@ -84,7 +88,10 @@ class Archive:
         end = end_of(past.connection, run_dir)
         for key, value in {**restored.state, **_as_past(restored.state, end, run_dir)}.items():
             self._core.table.set(key, value)
-        self._backend = ArchiveBackend(self._core, past)
+        logs = SourceLines(
+            run_dir, lambda: {name: path for name, (path, _) in log_paths(self._core.table, run_dir).items()}
+        )
+        self._backend = ArchiveBackend(self._core, past, logs)
         self._bound = threading.Event()
         self._ended: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
@@ -174,9 +181,10 @@ def _as_past(state: Mapping[str, Any], end: End, run_dir: Path) -> dict[str, Any
 class ArchiveBackend:
     """Implements `rltop.daemon.server.Backend` for a run of which nothing new will come."""
 
-    def __init__(self, core: Core, past: Past) -> None:
+    def __init__(self, core: Core, past: Past, sources: SourceLines) -> None:
         self._core = core
         self._past = past
+        self._sources = sources
 
     def record(self, record: Record, key: str = "") -> None:
         """There is no ingest socket."""
@@ -191,6 +199,10 @@ class ArchiveBackend:
     async def events(self, query: EventsQuery) -> EventsAnswer:
         """A page of the event log."""
         return await answer_events(self._core.ring, self._past.path, query, immutable=self._past.immutable)
+
+    async def lines(self, query: LinesQuery) -> LinesAnswer:
+        """Lines of a log that the run left."""
+        return await answer_lines(self._sources, query)
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Nothing of a dead run can be changed."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from rltop.daemon.commands import Commands
 from rltop.daemon.core import Core
 from rltop.daemon.ingest import Ingest
+from rltop.daemon.lines import SourceLines
 from rltop.daemon.publish import Publisher
-from rltop.daemon.queries import answer_events, answer_series
+from rltop.daemon.queries import answer_events, answer_lines, answer_series
 from rltop.daemon.server import Counters
 from rltop.daemon.sessions import Session
 from rltop.daemon.verdicts import Verdicts
@@ -20,6 +21,8 @@ from rltop.protocol.messages import (
     Command,
     EventsAnswer,
     EventsQuery,
+    LinesAnswer,
+    LinesQuery,
     Record,
     Rejected,
     SeriesAnswer,
@@ -45,6 +48,7 @@ class DaemonBackend:
         journal: Path,
         publisher: Publisher,
         lag_ms: Callable[[], float],
+        sources: SourceLines,
     ) -> None:
         self._core = core
         self._run = run
@@ -54,6 +58,7 @@ class DaemonBackend:
         self._journal = journal
         self._publisher = publisher
         self._lag_ms = lag_ms
+        self._sources = sources
         self._troubles: dict[str, int] = {}
 
     def record(self, record: Record, key: str = "") -> None:
@@ -77,6 +82,10 @@ class DaemonBackend:
     async def events(self, query: EventsQuery) -> EventsAnswer:
         """A page of the event log: the ring, and behind it the journal."""
         return await answer_events(self._core.ring, self._journal, query)
+
+    async def lines(self, query: LinesQuery) -> LinesAnswer:
+        """Lines of a log around one line."""
+        return await answer_lines(self._sources, query)
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Take an operator's command."""

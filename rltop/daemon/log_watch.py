@@ -8,12 +8,14 @@ Only what was not streamed is taken from a log: its events, and metrics where no
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rltop.checks.found import LogEvent, LogSource
 from rltop.checks.observe import MetricRow
+from rltop.daemon.state import StateTable
 from rltop.evidence.collect import in_order
 from rltop.evidence.logs import LogScan
 from rltop.evidence.tail import Position, Tail
@@ -94,6 +96,23 @@ class LogWatch:
             sources.append(source)
             rows += metrics
         return Logs(tuple(in_order(events)), tuple(sources), tuple(rows))
+
+
+def log_paths(table: StateTable, run_dir: Path) -> dict[str, tuple[Path, int]]:
+    """Logs of this attempt that lie on this host: name -> (path, byte from which on it is this attempt's). Names are
+    relative to the run directory where they lie in it."""
+    found: dict[str, tuple[Path, int]] = {}
+    trainer = table.get("trainer")
+    if trainer and trainer.get("log"):
+        found["trainer.log"] = (Path(trainer["log"]), int(trainer.get("log_from") or 0))
+    here = socket.gethostname()
+    for key in table.keys("engine/"):
+        engine = table.get(key) or {}
+        if engine.get("log") and engine.get("host") in ("", here):
+            path = Path(engine["log"])
+            inside = path.is_relative_to(run_dir)
+            found[str(path.relative_to(run_dir) if inside else path)] = (path, 0)
+    return found
 
 
 def position(path: Path, start: int) -> Position | None:

@@ -1,4 +1,4 @@
-"""Answers to viewers' questions about the past: curves in buckets, pages of the event log.
+"""Answers to viewers' questions about the past: curves in buckets, pages of the event log, lines of a log.
 
 The same for a living run and for one of which only the journal is left.
 """
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rltop.daemon import replay
 from rltop.daemon.events import Event, EventRing
+from rltop.daemon.lines import SourceLines
 from rltop.daemon.series import SeriesStore
-from rltop.protocol.messages import EventsAnswer, EventsQuery, SeriesAnswer, SeriesQuery
+from rltop.protocol.messages import EventsAnswer, EventsQuery, LinesAnswer, LinesQuery, SeriesAnswer, SeriesQuery
 
 MAX_SERIES_KEYS = 500
 MAX_SERIES_POINTS = 300_000
@@ -72,6 +73,12 @@ async def answer_events(ring: EventRing, journal: Path, query: EventsQuery, *, i
         found = [*older, *found][-limit:]
     kept = _newest_within(found, MAX_EVENT_CHARACTERS)
     return EventsAnswer(kept, more or len(kept) < len(found))
+
+
+async def answer_lines(sources: SourceLines, query: LinesQuery) -> LinesAnswer:
+    """Lines of a log around one line; the log is gone through in a thread."""
+    path = sources.find(query.source)
+    return await asyncio.to_thread(sources.answer, query, path)
 
 
 def _newest_within(events: list[Event], characters: int) -> list[Event]:

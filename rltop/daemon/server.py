@@ -33,6 +33,8 @@ from rltop.protocol.messages import (
     EventsAnswer,
     EventsQuery,
     Hello,
+    LinesAnswer,
+    LinesQuery,
     Ping,
     Record,
     Rejected,
@@ -80,6 +82,9 @@ class Backend(Protocol):
 
     async def events(self, query: EventsQuery) -> EventsAnswer:
         """Answer an events query."""
+
+    async def lines(self, query: LinesQuery) -> LinesAnswer:
+        """Answer a lines query."""
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Take a command of an operator."""
@@ -264,6 +269,8 @@ class Server:
                 self._start(ident, re, self._series(ident, query, re))
             case EventsQuery() as query:
                 self._start(ident, re, self._events(ident, query, re))
+            case LinesQuery() as query:
+                self._start(ident, re, self._lines(ident, query, re))
             case Command() as command:
                 self._start(ident, re, self._command(session, command, re))
             case Bye():
@@ -308,6 +315,9 @@ class Server:
 
     async def _events(self, ident: bytes, query: EventsQuery, re: str) -> None:
         self._send(ident, "events", await self._backend.events(query), re=re)
+
+    async def _lines(self, ident: bytes, query: LinesQuery, re: str) -> None:
+        self._send(ident, "lines", await self._backend.lines(query), re=re)
 
     async def _command(self, session: Session, command: Command, re: str) -> None:
         answer: Accepted | Rejected

@@ -319,6 +319,29 @@ class EventsAnswer(msgspec.Struct, frozen=True):
     more: bool = False
 
 
+class LinesQuery(msgspec.Struct, frozen=True):
+    """Lines of a log around one line, as the evidence of a verdict names it."""
+
+    source: str
+    """`source` of the evidence."""
+    line: int
+    """From 1."""
+    before: int = 100
+    after: int = 100
+    """Lines around it; at most 500 on each side."""
+
+
+class LinesAnswer(msgspec.Struct, frozen=True):
+    """Answer `lines`: consecutive lines; without any, `why` says what is in the way."""
+
+    source: str
+    first: int = 0
+    """Number of the first of them."""
+    lines: list[str] = []
+    """Without line ends, each at most 4,000 bytes long."""
+    why: str = ""
+
+
 class Command(msgspec.Struct, frozen=True):
     """Body of `cmd` (control socket only). The header's `id` makes it idempotent."""
 
@@ -376,6 +399,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "series": SeriesAnswer,
     "events?": EventsQuery,
     "events": EventsAnswer,
+    "lines?": LinesQuery,
+    "lines": LinesAnswer,
     "cmd": Command,
     "accepted": Accepted,
     "rejected": Rejected,

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import App
@@ -21,12 +21,15 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from rltop.errors import RltopError
-from rltop.protocol.messages import Rejected
+from rltop.protocol.messages import LinesAnswer, Rejected
 from rltop.tui.clientlike import ClientLike
 from rltop.tui.keymap import KEYS, PANES, works
 from rltop.tui.model import Clocks, Model
 from rltop.tui.screens.live import LiveScreen
 from rltop.tui.theme import ASCII, DARK, LIGHT, UNICODE, Palette
+
+if TYPE_CHECKING:
+    from rltop.tui.screens.source import SourceDialog
 
 BUCKETS = 400
 """Buckets of the first history query: enough for the widest chart, 2 dots per cell."""
@@ -241,6 +244,8 @@ class RltopApp(App[int], inherit_bindings=False):
                 self._choose_theme()
             case "changed":
                 self._changed()
+            case "source":
+                self._source()
             case "pause":
                 self.model.resume() if self.model.paused else self.model.pause()
             case "copy":
@@ -277,6 +282,28 @@ class RltopApp(App[int], inherit_bindings=False):
 
         frame = self.model.frame()
         self.push_screen(ChangedDialog(frame, self._palette, self._glyphs), self._after_help)
+
+    def _source(self) -> None:
+        """Open the evidence of the selected check: its lines if it has any, else its first metric."""
+        from rltop.tui.screens.source import SourceDialog
+
+        lines, charts = self.live.evidence(self.model.frame())
+        if lines:
+            self.push_screen(SourceDialog(lines, self._palette, self._glyphs, self._ask_lines), self._after_help)
+        elif charts:
+            self.live.show_step(charts[0])
+
+    def _ask_lines(self, dialog: SourceDialog, number: int) -> None:
+        place = dialog.places[number]
+
+        async def ask() -> None:
+            try:
+                answer = await self._client.lines(place.source, place.line)
+            except RltopError as error:
+                answer = LinesAnswer(place.source, why=f"{error.what}: {error.why}" if error.why else error.what)
+            dialog.take(number, answer)
+
+        self.spawn(ask())
 
     def _after_help(self, answer: str | None) -> None:
         if answer == "interrupt":

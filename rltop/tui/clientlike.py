@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Reversible, Sequence
 from typing import Any, Literal, Protocol
 
-from rltop.protocol.messages import Accepted, EventsAnswer, Rejected, Tick
+from rltop.protocol.messages import Accepted, EventsAnswer, LinesAnswer, Rejected, Tick
 
 Status = Literal["connecting", "live", "lost"]
 
@@ -92,6 +92,8 @@ class ClientLike(Protocol):
     ) -> Mapping[str, SeriesLike]: ...
 
     async def events(self, **query: Any) -> EventsAnswer: ...
+
+    async def lines(self, source: str, line: int, **query: Any) -> LinesAnswer: ...
 
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any

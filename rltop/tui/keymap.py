@@ -38,6 +38,8 @@ class Context(Struct, frozen=True):
     """How often the time range was halved."""
     selected: bool = True
     """The pane has a selected row."""
+    evidence: bool = False
+    """The selected check has evidence that can be opened."""
 
 
 class Key(Struct, frozen=True, kw_only=True):
@@ -224,6 +226,15 @@ KEYS: tuple[Key, ...] = (
         footer=14,
     ),
     Key(
+        action="source",
+        keys=("o",),
+        short="source",
+        help="The log around the evidence of the selected check, or its metric in the charts",
+        group="Lists",
+        panes=("checks",),
+        footer=11,
+    ),
+    Key(
         action="log-y",
         keys=("l",),
         short="log y",
@@ -302,6 +313,8 @@ def works(key: Key, context: Context) -> bool:
             return context.tabs or context.pane == "charts"
         case "left" | "right":
             return context.pane == "charts"
+        case "source":
+            return context.evidence
         case "open" | "copy" | "mute":
             return context.selected
         case _:

@@ -14,6 +14,7 @@ from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.events import MAX_TEXT, EventRing
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.journal import Journal
+from rltop.daemon.lines import SourceLines
 from rltop.daemon.publish import Publisher
 from rltop.daemon.queries import MAX_EVENT_CHARACTERS
 from rltop.daemon.trainer_job import adopt_trainer, read_record
@@ -41,6 +42,7 @@ def backend(core: FakeCore, journal: Path) -> DaemonBackend:
         journal=journal,
         publisher=Publisher(core),
         lag_ms=lambda: 0.0,
+        sources=SourceLines(journal.parent, dict),
     )
 
 

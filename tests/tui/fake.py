@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rltop.protocol.messages import Accepted, EventsAnswer, Rejected, Tick
+from rltop.errors import RltopError
+from rltop.protocol.messages import Accepted, EventsAnswer, LinesAnswer, Rejected, Tick
 from rltop.tui.model import Clocks
 
 NOW = 1_760_000_000.0
@@ -70,6 +71,9 @@ class FakeClient:
         self.sent: list[tuple[str, str, dict[str, Any]]] = []
         self.answer: Accepted | Rejected = Accepted(op="op1")
         self.queries: list[tuple[tuple[str, ...], float | None, float | None]] = []
+        self.logs: dict[str, LinesAnswer] = {}
+        self.opened: list[tuple[str, int]] = []
+        """What was asked for with `lines`."""
         self.busy = False
         """Queries get no answer."""
         self.closed = False
@@ -145,6 +149,12 @@ class FakeClient:
         hi = query.get("hi")
         found = [event for event in self.old_events if hi is None or event["eseq"] <= hi]
         return EventsAnswer(found[-query.get("limit", 200) :])
+
+    async def lines(self, source: str, line: int, **query: Any) -> LinesAnswer:
+        self.opened.append((source, line))
+        if self.busy:
+            raise RltopError("no answer to 'lines?' in 10 s")
+        return self.logs.get(source, LinesAnswer(source, why="it is neither a log that this run's daemon follows"))
 
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any

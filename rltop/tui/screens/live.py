@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.screen import Screen
 
+from rltop.tui.evidence import ChartPlace, LinePlace, places
 from rltop.tui.keymap import KEYS, PANES, Context, find, hints, works
 from rltop.tui.layout import LEAST, Box, Place, arrange, fits
 from rltop.tui.picture import CheckView, run_view, under
@@ -201,6 +202,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             single_chart=self.charts.single,
             zoom=self.charts.zoom,
             selected=view.has_selection(),
+            evidence=self.active == "checks" and any(map(bool, self.evidence(frame))),
         )
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -299,6 +301,17 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     def chosen_check(self, frame: Frame) -> CheckView | None:
         """The selected check of the list, if one is selected."""
         return self._checks.chosen(frame)
+
+    def evidence(self, frame: Frame) -> tuple[list[LinePlace], list[ChartPlace]]:
+        """Lines and charts of the selected check's evidence."""
+        view = self._checks.chosen(frame)
+        return places(view, frame.state) if view is not None else ([], [])
+
+    def show_step(self, place: ChartPlace) -> None:
+        """Go to a chart, its cursor at a step."""
+        self.go("charts")
+        self.charts.show_step(place.chart, place.key, place.step, self._frame())
+        self.paint(None)
 
     def ask(
         self,

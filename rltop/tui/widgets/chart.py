@@ -242,6 +242,14 @@ class ChartsView(Struct):
             self._pan(self.end + step * 0.25 / 2**self.zoom)
         self.cursor = min(1.0, max(0.0, moved))
 
+    def show_step(self, chart: int, key: str, step: float, frame: Frame) -> None:
+        """Put the cursor on a step of one chart, over the whole run."""
+        self.selected, self.single, self.zoom, self.end = chart, True, 0, 1.0
+        history = frame.histories.get(key)
+        span = self.range_of(history) if history is not None else None
+        if span is not None and span[1] > span[0]:
+            self.cursor = min(1.0, max(0.0, (step - span[0]) / (span[1] - span[0])))
+
     def _zoom(self, zoom: int) -> None:
         """Around the cursor, or to the newest end."""
         share = 1.0 if self.cursor is None else self.cursor
