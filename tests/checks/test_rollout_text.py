@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from rltop.checks.evaluate import evaluate
 from rltop.checks.observe import EngineFact, Observations, Sample, SyncEvent
-from tests.checks.build import GOOD_TEXT, at, obs, sample, verdict
+from tests.checks.build import GOOD_TEXT, at, firing, healthy, obs, sample, verdict
 from tests.checks.corpus import BROKEN, ORDINARY, salad
 
 TEXT = "rollout.text"
+HALVES = "Sorted: \ufffd\ufffd 2 \ufffdd: 9."
+"""What a model over bytes writes before it has learned not to."""
 BASE = {"hf_checkpoint": "/models/Qwen3-4B-Base"}
 
 
@@ -95,3 +98,16 @@ def test_evidence_is_the_place_in_a_file_or_the_rollout() -> None:
 def test_both_patterns_in_one_rollout_are_counted_together() -> None:
     found = verdict(TEXT, obs(*texts(salad(1), "!" * 99, *[GOOD_TEXT] * 4)))
     assert (found.status, found.value["bad"]) == ("fail", 2)
+
+
+def test_one_short_response_with_half_a_character_is_no_alarm() -> None:
+    """A log prints one response of a rollout."""
+    half = obs(sample(HALVES, rollout_id=0), sample("Sorted: 1 2 3", rollout_id=1))
+    assert verdict("rollout.text", half).status in ("pass", "info")
+    texts_of_two = (sample("Sorted: 1 2 3", rollout_id=0), sample(HALVES, rollout_id=1))
+    assert firing(evaluate(obs(*texts_of_two, healthy(0), healthy(1)))) == {}
+
+
+def test_a_rollout_full_of_them_is_one() -> None:
+    assert verdict(TEXT, obs(*texts(*[HALVES] * 8))).status == "fail"
+    assert verdict(TEXT, obs(*texts(*[HALVES], *[GOOD_TEXT] * 7))).status == "info"

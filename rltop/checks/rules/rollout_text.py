@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rltop.checks.facts import pretrained
@@ -82,9 +82,16 @@ def salad_signs(text: TextFacts, t: Thresholds) -> tuple[str, ...]:
 
 
 def is_short(sample: Sample, t: Thresholds) -> bool:
-    """Shorter than what the signs of salad were made for. A model over bytes cuts characters in halves before it has
-    learned not to: a few such responses are shown and are no alarm; a rollout full of them is."""
-    return 0 < sample.text.chars < t.text_least_chars
+    """Bytes that are no text in fewer characters than the signs of salad were made for. A model over bytes cuts
+    characters in halves before it has learned not to: a few such responses are shown and are no alarm, a rollout full
+    of them is. Text in the wrong encoding is no such accident."""
+    return 0 < sample.text.chars < t.text_least_chars and sample.text.undecoded_share < t.text_short_control_share
+
+
+def salad_of(members: Sequence[Sample], t: Thresholds) -> tuple[Sample, ...]:
+    """The salad among the responses of one rollout. Of too few responses to have a share, a short one says nothing."""
+    found = (sample for sample in members if pattern_of(sample.text, t) == "salad")
+    return tuple(sample for sample in found if len(members) >= _FEW or not is_short(sample, t))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +125,10 @@ class _Group:
     def level(self, t: Thresholds) -> Status:
         """Verdict on this rollout alone."""
         share = len(self.bad) / self.size
-        if (2 * len(self.bad) >= self.size) if self.size < _FEW else share >= t.text_fail_share:
+        clear = sum(not is_short(sample, t) for sample in self.salad) + len(self.repeated)
+        if (2 * clear >= self.size and clear) if self.size < _FEW else share >= t.text_fail_share:
             return "fail"
         odd = len(self.odd_start) / self.size >= t.text_first_share
-        clear = sum(not is_short(sample, t) for sample in self.salad) + len(self.repeated)
         if clear / self.size >= t.text_warn_share or odd:
             return "warn"
         return "info" if share >= t.text_warn_share else "pass"

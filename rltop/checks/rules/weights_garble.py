@@ -19,7 +19,7 @@ from rltop.checks.observe import Observations, Sample
 from rltop.checks.phrase import missing, num, of_event, of_points, of_samples, of_sync
 from rltop.checks.rules.logprob_gap import METRIC as GAP
 from rltop.checks.rules.rollout_length import RATIO
-from rltop.checks.rules.rollout_text import pattern_of
+from rltop.checks.rules.rollout_text import pattern_of, salad_of
 from rltop.checks.series import Point, points
 from rltop.checks.syncs import is_update
 from rltop.checks.thresholds import Thresholds
@@ -139,9 +139,8 @@ def _groups(samples: list[Sample], t: Thresholds) -> list[Group]:
     for (segment, rollout, _, when), members in sorted(parts.items()):
         if not any(sample.text.chars for sample in members):
             continue
-        kinds = [pattern_of(sample.text, t) for sample in members]
-        salad = tuple(sample for sample, kind in zip(members, kinds, strict=True) if kind == "salad")
-        other = sum(kind == "repeated" for kind in kinds)
+        salad = salad_of(members, t)
+        other = sum(pattern_of(sample.text, t) == "repeated" for sample in members)
         found.append(Group(segment, None if rollout < 0 else rollout, when, tuple(members), salad, other))
     return found
 
