@@ -26,6 +26,8 @@ class Step(NamedTuple):
     text: str
     warn: bool = False
     """Probably not what is meant."""
+    fatal: bool = False
+    """The launch cannot get past this."""
 
 
 def launch_plan(obs: Observations) -> tuple[Step, ...]:
@@ -77,7 +79,12 @@ def _start(obs: Observations) -> tuple[tuple[Step, ...], int | None]:
 def _fresh(obs: Observations, why: str) -> Step:
     source = obs.args.text("ref_load")
     if not source:
-        return Step("start", f"{why} and --ref-load is not given: the trainer has no weights to start from", warn=True)
+        return Step(
+            "start",
+            f"{why} and --ref-load is not given: the trainer has no weights to start from",
+            warn=True,
+            fatal=True,
+        )
     return Step("start", f"{why}: starts at rollout 0 from {source}, weights only")
 
 
@@ -88,7 +95,12 @@ def _resume(obs: Observations, found: MegatronCheckpoint) -> tuple[tuple[Step, .
     by = "--ckpt-step" if chosen is not None else "the tracker"
     if name not in {iteration.name for iteration in found.iterations}:
         return (
-            Step("start", f"{by} names {name or 'nothing'}, which is not in {found.path}: the load fails", warn=True),
+            Step(
+                "start",
+                f"{by} names {name or 'nothing'}, which is not in {found.path}: the load fails",
+                warn=True,
+                fatal=True,
+            ),
         ), None
     if name == "release":
         text = (
@@ -139,7 +151,7 @@ def _reference(obs: Observations) -> Iterator[Step]:
         return
     state, found = _states(obs).get(ref), _megatron(obs).get(ref)
     if state in ("absent", "empty"):
-        yield Step("reference", f"--ref-load {ref} is {state}", warn=True)
+        yield Step("reference", f"--ref-load {ref} is {state}", warn=True, fatal=True)
     elif found is not None and found.tracker is None:
         yield Step("reference", f"--ref-load {ref} has no tracker file (latest_checkpointed_iteration.txt)", warn=True)
     elif found is not None or ref in _hf(obs):
@@ -149,11 +161,13 @@ def _reference(obs: Observations) -> Iterator[Step]:
 
 def _engines(obs: Observations) -> Iterator[Step]:
     if obs.mode == "train-only":
-        yield Step("engines", "train-only: no engine starts; samples come from --load-debug-rollout-data")
+        data = obs.args.text("load_debug_rollout_data")
+        text = f"samples come from {data}" if data else "where its samples come from the arguments do not say"
+        yield Step("engines", f"train-only: no engine starts; {text}")
     elif hf := obs.args.text("hf_checkpoint"):
         absent = _states(obs).get(hf) in ("absent", "empty")
         told = "which is not there" if absent else "then take the trainer's weights before the first rollout"
-        yield Step("engines", f"the engines load {hf}, {told}", warn=absent)
+        yield Step("engines", f"the engines load {hf}, {told}", warn=absent, fatal=absent)
 
 
 def _save(obs: Observations, first: int | None) -> Iterator[Step]:
@@ -163,7 +177,7 @@ def _save(obs: Observations, first: int | None) -> Iterator[Step]:
         yield Step("save", "--save is not given: nothing of this run can be resumed", warn=True)
         return
     if not every:
-        yield Step("save", "--save without --save-interval: the trainer refuses to start", warn=True)
+        yield Step("save", "--save without --save-interval: the trainer refuses to start", warn=True, fatal=True)
         return
     step = int(every)
     text = f"saves to {save} every {step} rollouts"

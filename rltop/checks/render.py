@@ -46,7 +46,9 @@ FOLDED_EVIDENCE = 2
 COMMAND = "rltop check --all"
 
 
-def render_folded(report: Report, *, width: int = 100, injected_faults: Sequence[str] = ()) -> str:
+def render_folded(
+    report: Report, *, width: int = 100, injected_faults: Sequence[str] = (), command: str = COMMAND
+) -> str:
     """What somebody needs who has five seconds: what broke, where it stands, what to do. Everything that is not wrong
     is one line; `render` shows it."""
     width = max(width, 40)
@@ -67,7 +69,7 @@ def render_folded(report: Report, *, width: int = 100, injected_faults: Sequence
     notes = [_cut(f"note  {v.id}: {v.cause}", width) for v in report.verdicts if v.status == "info"]
     passed = len({v.id for v in report.verdicts if v.status == "pass"})
     skipped = len({v.id for v in report.verdicts if v.status == "skip"})
-    rest = _wrap(f"{passed} checks passed, {skipped} could not be tested: {COMMAND} says which and why.", "", width)
+    rest = _wrap(f"{passed} checks passed, {skipped} could not be tested: {command} says which and why.", "", width)
     return "\n".join([*lines, "", *notes, *rest])
 
 

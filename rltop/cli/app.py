@@ -289,6 +289,9 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="Thresholds from its [checks.thresholds].")
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every check, also what passed and what was not tested.")
+    ] = False,
     refs: Annotated[bool, typer.Option("--refs", help="Say which guide or report each check comes from.")] = False,
 ) -> int:
     """Before the launch: what is wrong with the arguments, checkpoints, quantisation list, ports and cluster, and what
@@ -299,7 +302,15 @@ def doctor(
     from rltop.cli.doctor import doctor as run_doctor
 
     address = None if no_ray else ray
-    return run_doctor(launch or (), as_json=as_json, ray_address=address, patch_only=patch, config=config, refs=refs)
+    return run_doctor(
+        launch or (),
+        as_json=as_json,
+        ray_address=address,
+        patch_only=patch,
+        config=config,
+        refs=refs,
+        whole=whole,
+    )
 
 
 @app.command()

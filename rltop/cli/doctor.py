@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ import msgspec
 from rltop.checks.catalogue import LAUNCH
 from rltop.checks.evaluate import assemble, evaluate
 from rltop.checks.plan import Step, launch_plan
-from rltop.checks.render import render
+from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS
-from rltop.checks.verdict import Report
+from rltop.checks.verdict import Report, Verdict
 from rltop.cli.check import read_thresholds
-from rltop.cli.output import print_json
+from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.host import Host, ThisHost
 from rltop.evidence.launch import Facts, gather
-from rltop.evidence.launch_script import Launch, from_argv, read_script
+from rltop.evidence.launch_script import Launch, from_argv, program_of, read_script
 from rltop.evidence.patches import ignore_patches
 from rltop.evidence.shell import Word
 
@@ -40,36 +40,73 @@ def doctor(
     patch_only: bool = False,
     config: Path | None = None,
     refs: bool = False,
+    whole: bool = False,
     host: Host | None = None,
 ) -> int:
-    """Gathers, judges, prints. 0: no check failed; 1: one did.
+    """Gathers, judges, prints. 0: nothing stops this launch; 1: a check failed, the plan cannot work, a port is taken.
 
     Raises RltopError (exit 2): nothing given, a file that can not be read, nothing in it that starts a run.
     """
     thresholds = read_thresholds(config) if config is not None else DEFAULTS
     launch, directory = read_launch(words)
     facts = gather(launch, host or ThisHost(), directory, ray_address=ray_address)
-    report = judged(evaluate(facts.obs, thresholds))
+    report = judged(evaluate(facts.obs, thresholds), facts)
     plan = launch_plan(facts.obs)
-    failed = 1 if report.summary.get("fail") else 0
+    stops = [step.text for step in plan if step.fatal] + [f"port {port} is taken" for port, _, _ in facts.taken]
+    failed = 1 if report.summary.get("fail") or stops else 0
     patch = "".join(ignore_patches(facts.obs, directory))
     if patch_only:
         sys.stdout.write(patch)
+        if not patch:
+            note("rltop doctor: there is no quantisation list to correct")
+        failed = 0
     elif as_json:
         print_json({**document(facts, plan, report), "patch": patch})
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
         print("\n".join(_told(facts, plan, width)))
-        print(render(report, width=width, refs=refs))
+        folded = render_folded(report, width=width, command="rltop doctor --all")
+        print(render(report, width=width, refs=refs) if whole or refs else folded)
+        if stops:
+            print("\n".join(["", *_row("stop", f"this launch cannot work: {'; '.join(stops)}", width, warn=True)]))
         if patch:
             print(f"\nthe list of quant.map, corrected (rltop doctor --patch … | patch -p0):\n\n{patch}", end="")
     sys.stdout.flush()
     return failed
 
 
-def judged(report: Report) -> Report:
-    """Of a report what can be judged before a launch."""
-    return assemble(verdict for verdict in report.verdicts if verdict.id in LAUNCH)
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "args.batch": (
+        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout", "num_rollout"),
+        *("over_sampling_batch_size", "micro_batch_size"),
+    ),
+    "args.token-budget": (
+        *("use_dynamic_batch_size", "max_tokens_per_gpu", "rollout_max_response_len", "context_parallel_size"),
+    ),
+    "args.kernels": ("attention_backend", "context_parallel_size", "num_experts"),
+    "args.debug-flags": ("save_debug_rollout_data", "load_debug_rollout_data", "save_debug_train_data", "dump_details"),
+    "cluster.placement": (
+        *("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus", "rollout_num_gpus_per_engine"),
+        *("num_gpus_per_node",),
+    ),
+    "ckpt.resume": ("load", "ref_load", "ckpt_step", "ref_ckpt_step"),
+    "rollout.stop-set": ("hf_checkpoint", "rollout_stop_token_ids", "rollout_stop"),
+}
+"""Flags that decide a check: with one of them unread it is not judged."""
+
+
+def judged(report: Report, facts: Facts) -> Report:
+    """Of a report what can be judged before a launch, with the values that are known."""
+    found = []
+    for verdict in report.verdicts:
+        if verdict.id not in LAUNCH:
+            continue
+        unread = [name for name in NEEDS.get(verdict.id, ()) if name in facts.unread]
+        if unread and verdict.status != "skip":
+            told = ", ".join(f"--{name.replace('_', '-')} {facts.unread[name]}" for name in unread)
+            verdict = Verdict(verdict.id, "skip", cause=f"only a shell knows {told}", refs=verdict.refs)
+        found.append(verdict)
+    return assemble(found)
 
 
 def read_launch(words: Sequence[str]) -> tuple[Launch, Path]:
@@ -84,10 +121,26 @@ def read_launch(words: Sequence[str]) -> tuple[Launch, Path]:
             do="rltop doctor FILE (a launch script, flags, a config.toml), or rltop doctor -- python train.py …",
         )
     path = Path(words[0])
+    if words[0] == "-":
+        raise RltopError(
+            "standard input is not read", where="rltop doctor -", do="give the file, or the command behind --"
+        )
+    if len(words) > 1 and not words[0].startswith("-") and path.is_file() and not _starts_program(words):
+        raise RltopError(
+            "one launch at a time", where=" ".join(words[:3]), do="rltop doctor FILE, or a command behind --"
+        )
     if len(words) > 1 or words[0].startswith("-") or not path.exists():
         if len(words) == 1 and not words[0].startswith("-"):
             raise RltopError("there is no such file", where=words[0], do="a command goes behind --")
-        return from_argv(words), Path.cwd()
+        launch = from_argv(words)
+        if not any(word.text.startswith("-") or "=" in word.text for word in launch.words):
+            raise RltopError(
+                "it starts no run that rltop understands",
+                where=" ".join(words[:4]),
+                why="there is no flag in it",
+                do="rltop doctor FILE, or rltop doctor -- python train.py …",
+            )
+        return launch, Path.cwd()
     text = _text(path)
     if path.suffix == ".toml":
         return _config(text, path), Path.cwd()
@@ -105,6 +158,10 @@ def read_launch(words: Sequence[str]) -> tuple[Launch, Path]:
             do="give the command itself: rltop doctor -- python train.py …",
         )
     return launch, Path.cwd()
+
+
+def _starts_program(words: Sequence[str]) -> bool:
+    return bool(program_of([Word(word, 1) for word in words[:1]]))
 
 
 def _text(path: Path) -> str:
@@ -159,7 +216,11 @@ def document(facts: Facts, plan: Sequence[Step], report: Report) -> dict[str, An
 
 
 def _told(facts: Facts, plan: Sequence[Step], width: int) -> Iterator[str]:
-    """Plan and host, for people; ends with an empty line."""
+    """What is judged, plan and host, for people; ends with an empty line."""
+    launch = facts.launch
+    place = f"{launch.source}:{launch.line}: " if launch.line and launch.source != "command line" else ""
+    words = " ".join(word.text for word in launch.words[:4])
+    yield from _row("judged", f"{place}{words} … ({len(facts.obs.args.flags) + len(facts.unread)} flags)", width)
     for step in plan:
         yield from _row(step.topic, step.text, width, warn=step.warn)
     for port, flag, who in facts.taken:

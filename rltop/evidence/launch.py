@@ -7,8 +7,8 @@ never their payload. Sources are named as the arguments name them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rltop.checks.found import Document
@@ -19,7 +19,7 @@ from rltop.evidence.args import parse_words
 from rltop.evidence.collect import observations
 from rltop.evidence.host import Host
 from rltop.evidence.launch_script import Launch
-from rltop.evidence.settings import without_secret
+from rltop.evidence.settings import without_secret, without_unread
 from rltop.evidence.sink import Sink, Source
 
 DIRECTORIES = ("hf_checkpoint", "load", "ref_load", "critic_load", "opd_teacher_load", "save", "pretrained_checkpoint")
@@ -39,13 +39,18 @@ class Facts:
     taken: tuple[tuple[int, str, str], ...] = ()
     """(port, which flag wants it, who listens on it) on this host."""
     versions: tuple[tuple[str, str], ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Flags whose value only a shell could work out, as it is written."""
 
 
 def gather(launch: Launch, host: Host, directory: Path, *, ray_address: str | None = "") -> Facts:
     """Facts of a launch from `directory` (relative paths count from there). `ray_address` None: do not ask Ray."""
     sink = Sink()
-    args = parse_words(((word.text, word.line) for word in launch.words), launch.source)
-    sink.args.append(args)
+    args, unread = without_unread(parse_words(((word.text, word.line) for word in launch.words), launch.source))
+    # A directory is shown as it is written; without a state the plan says that it was not looked at.
+    sink.args.append(
+        replace(args, flags={**args.flags, **{name: unread[name] for name in DIRECTORIES if name in unread}})
+    )
     states: dict[str, object] = {}
     for path in _directories(args):
         states[path] = _look(directory, path, sink)
@@ -59,7 +64,7 @@ def gather(launch: Launch, host: Host, directory: Path, *, ray_address: str | No
         sink.ray.append(snapshot)
     wanted = dict(_ports(args))
     taken = tuple((port, wanted[port], who) for port, who in sorted(host.listeners(wanted).items()))
-    return Facts(replace(observations(sink), launch=True), launch, taken, tuple(versions.items()))
+    return Facts(replace(observations(sink), launch=True), launch, taken, tuple(versions.items()), unread)
 
 
 def _directories(args: Args) -> Iterator[str]:

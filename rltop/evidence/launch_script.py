@@ -2,32 +2,46 @@
 
 slime's and Relax's examples are shell scripts: arrays of flags (`CKPT_ARGS=( --load … )`), exports, and one
 `ray job submit … -- python3 train.py "${CKPT_ARGS[@]}"`. Only so much of the shell is understood: assignments, arrays,
-`+=`, `export`, `source`, comments, line ends, and the expansions `$A`, `${A}`, `${A[@]}`, `${A:-default}`. Nothing is
-executed: a command substitution (other than the usual one for the script's own directory), arithmetic or an unknown
-variable stays as it is written and is named in `unresolved`. Branches (`if`, `case`) are read in order as if all of
-them were taken, so of two assignments the later one holds.
+`+=`, `export`, `source`, comments, redirections, here-documents, and the expansions `$A`, `${A}`, `${A[@]}`,
+`${A:-default}`, integer arithmetic, and the usual ways to the script's own directory. Nothing is executed: everything
+else stays as it is written and is named in `unresolved`. Branches (`if`, `case`) are read in order as if all of them
+were taken, so of two assignments the later one holds. Of several programs the one with the most flags is the launch.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rltop.evidence.shell import Token, Word, commands, substitution
+from rltop.evidence.shell import Token, Word, commands, pieces
 
 MOST_CHARS = 4 << 20
-_ASSIGN = re.compile(r"(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?(?P<name>[A-Za-z_]\w*)(?P<op>\+?=)")
-_EXPANSION = re.compile(
-    r"\$(?:\{(?P<name>[A-Za-z_]\w*)(?P<array>\[[@*]\])?(?::?-(?P<default>[^}]*))?\}|(?P<plain>[A-Za-z_]\w*))"
+_ASSIGN = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<op>\+?=)")
+_BRACED = re.compile(
+    r"\$\{(?P<name>[A-Za-z_]\w*|\d)(?P<array>\[[@*]\])?(?:(?P<op>:?[-=+?])(?P<word>.*))?\}$", re.DOTALL
 )
-_UNKNOWN = re.compile(r"\$\([^)]*\)?|`[^`]*`|\$\{[^}]*\}|\$\w+")
-_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+_PLAIN = re.compile(r"\$(?P<name>[A-Za-z_]\w*)$")
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})$")
 """All arguments of the script itself."""
-_PROGRAM = re.compile(r"(?:.*/)?python[\d.]*$|(?:.*/)?(?:torchrun|deepspeed|accelerate)$|.*\.py$")
-_OWN_DIRECTORY = re.compile(r"BASH_SOURCE|dirname\s+(?:--\s+)?\"?\$0")
+_PROGRAM = re.compile(r"(?:.*/)?python[\d.]*$|(?:.*/)?(?:torchrun|deepspeed|accelerate|rltop)$|.*\.py$")
+_NO_LAUNCH = re.compile(
+    r"(?:.*/)?(?:pkill|killall|kill|echo|printf|which|command|alias|grep|ps|rm|cat|ls|cp|mkdir|pip3?|test|\[+)$"
+)
+_OWN_DIRECTORY = re.compile(r"dirname\b.*(?:BASH_SOURCE|\$0|\$\{0\})", re.DOTALL)
+_KEYWORDS = ("export", "declare", "local", "readonly", "then", "do", "else", "{", "if", "while", "!", "time", "exec")
 _MOST_SOURCED = 20
+_MOST_DEPTH = 20
+_OPERATORS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,16 @@ class Launch:
         """The command in one line, for people."""
         return " ".join(word.text for word in self.words)
 
+    @property
+    def line(self) -> int | None:
+        """Line of the program; None for a command without a file."""
+        return self.words[0].line if self.words else None
+
+
+def is_unread(text: str) -> bool:
+    """A value that holds an expansion which could not be worked out."""
+    return any(expansion for _, expansion in pieces(text))
+
 
 @dataclass(slots=True)
 class _Shell:
@@ -55,65 +79,144 @@ class _Shell:
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
-    unresolved: list[str] = field(default_factory=list)
+    unresolved: dict[str, None] = field(default_factory=dict)
     launch: list[Word] = field(default_factory=list)
     sourced: int = 0
 
     def run(self, text: str, line: int | None = None) -> None:
         """Take a script's assignments and its launch. `line`: all words count as of this line (a sourced file)."""
+        if "\r\n" in text:
+            self.unresolved["carriage returns at the line ends: a shell would not run this script"] = None
+            text = text.replace("\r\n", "\n")
         for command in commands(text[:MOST_CHARS]):
             tokens = command if line is None else [(Word(word.text, line), quoted) for word, quoted in command]
-            words = _assignments(self, tokens)
+            words = self._assignments(tokens)
             expanded = [part for word, quoted in words for part in self.words(word, quoted)]
             if len(expanded) >= 2 and expanded[0].text in ("source", "."):
                 self._source(expanded[1])
-            elif any(_PROGRAM.match(word.text) for word in expanded):
+            elif (program := program_of(expanded)) and _flags(program) >= _flags(program_of(self.launch)):
                 self.launch = expanded
 
     def _source(self, word: Word) -> None:
         self.sourced += 1
         text = self.load(word.text) if self.sourced <= _MOST_SOURCED else None
         if text is None:
-            self.unresolved.append(f"source {word.text}")
+            self.unresolved[f"source {word.text}"] = None
         else:
             self.run(text, word.line)
 
+    def _assignments(self, command: list[Token]) -> list[Token]:
+        """Take the assignments at the start of a command; returns the words that are left."""
+        words = list(command)
+        export = False
+        while words:
+            word, quoted = words[0]
+            if not quoted and word.text in _KEYWORDS:
+                export = export or word.text == "export"
+                words.pop(0)
+                continue
+            if export and word.text.startswith("-"):
+                words.pop(0)
+                continue
+            found = _ASSIGN.match(word.text)
+            if not found:
+                break
+            name, more, value = found["name"], found["op"] == "+=", word.text[found.end() :]
+            words.pop(0)
+            if value == "(":
+                items: list[Word] = []
+                while words and not (words[0][0].text == ")" and not words[0][1]):
+                    items += self.words(*words.pop(0))
+                words = words[1:]
+                self.arrays[name] = (self.arrays.get(name, []) if more else []) + items
+                continue
+            self.values[name] = (self.values.get(name, "") if more else "") + self.text(value)
+            if export:
+                self.exported[name] = self.values[name]
+        return words
+
     def words(self, word: Word, quoted: str) -> list[Word]:
-        """A word after expansion. An array becomes its words; inside single quotes nothing is expanded."""
+        """A word after expansion. An array becomes its words, an empty one none; single quotes keep all as it is."""
         if quoted == "'":
             return [word]
-        if _ARGUMENTS.fullmatch(word.text):  # what the script is given is not known: no words, and no value of a flag
-            self.unresolved += [word.text] if word.text not in self.unresolved else []
+        if _ARGUMENTS.match(word.text):
+            self.unresolved[word.text] = None
             return []
-        whole = _EXPANSION.fullmatch(word.text)
-        name = (whole["name"] or whole["plain"]) if whole else ""
+        found = _BRACED.match(word.text) or _PLAIN.match(word.text)
+        name = found["name"] if found else ""
         if name in self.arrays:
             return list(self.arrays[name])
+        if found and "array" in found.re.groupindex and found["array"] and name not in self.values:
+            self.unresolved[word.text] = None
+            return []
         text = self.text(word.text)
-        if whole and not quoted:  # the shell splits what an unquoted variable holds
+        if found and not quoted and not is_unread(text):  # the shell splits what an unquoted variable holds
             return [Word(part, word.line) for part in text.split()]
         return [Word(text, word.line)]
 
-    def text(self, text: str) -> str:
-        """Text with its variables put in."""
-        text = _own_directory(text, self.directory)
-        for _ in range(8):  # values are expanded when assigned; nested defaults need a few turns
-            found = _EXPANSION.sub(self._value, text)
-            if found == text:
-                break
-            text = found
-        self.unresolved += [part for part in _UNKNOWN.findall(text) if part not in self.unresolved]
-        return text
+    def text(self, text: str, depth: int = 0) -> str:
+        """Text with its expansions put in, as far as they are known."""
+        return "".join(self._expand(part, depth) if expansion else part for part, expansion in pieces(text))
 
-    def _value(self, found: re.Match[str]) -> str:
-        name = found["name"] or found["plain"]
+    def _expand(self, written: str, depth: int) -> str:
+        known = self._value(written, depth) if depth < _MOST_DEPTH else None
+        if known is None:
+            self.unresolved[written] = None
+            return written
+        return known
+
+    def _value(self, written: str, depth: int) -> str | None:
+        if written.startswith("$((") and written.endswith("))"):
+            return _arithmetic(self.text(_dollars(written[3:-2], self._names()), depth + 1))
+        if written.startswith(("$(", "`")):
+            return self.directory if _OWN_DIRECTORY.search(written) else None
+        found = _BRACED.match(written) or _PLAIN.match(written)
+        if found is None:
+            return None
+        value = self._of(found["name"])
+        op = found["op"] if "op" in found.re.groupindex else None
+        if op and op[-1] == "+":
+            return self.text(found["word"], depth + 1) if value else ""
+        if op and op[-1] in "-=" and (value is None or (op[0] == ":" and not value)):
+            return self.text(found["word"], depth + 1)
+        return value
+
+    def _of(self, name: str) -> str | None:
         if name in self.values:
             return self.values[name]
         if name in self.arrays:
             return " ".join(word.text for word in self.arrays[name])
-        if name in self.environ:
-            return self.environ[name]
-        return found["default"] if found["default"] is not None else found[0]
+        return self.environ.get(name)
+
+    def _names(self) -> set[str]:
+        return {*self.values, *self.environ}
+
+
+def _dollars(text: str, names: set[str]) -> str:
+    """In arithmetic a variable needs no `$`."""
+    return re.sub(r"(?<![\w${])([A-Za-z_]\w*)", lambda m: f"${{{m[1]}}}" if m[1] in names else m[1], text)
+
+
+def _arithmetic(text: str) -> str | None:
+    """Value of an integer expression; None for anything else."""
+    if len(text) > 200 or not re.fullmatch(r"[\d\s+\-*/%()]+", text) or "**" in text:
+        return None
+    try:
+        tree = ast.parse(text.replace("//", "/").replace("/", "//").strip(), mode="eval")
+        return str(_number(tree.body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _number(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_number(inner)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_number(left), _number(right))
+    raise ValueError("no integer arithmetic")
 
 
 def read_script(
@@ -124,7 +227,7 @@ def read_script(
     directory: str = ".",
     load: Callable[[str], str | None] = lambda _path: None,
 ) -> Launch:
-    """The launch in a shell script: the last command that starts a Python program.
+    """The launch in a shell script: of the commands that start a Python program the one with the most flags.
 
     `environ`: variables from outside, used where the script sets none. `directory`: where the script lies. `load` gives
     the text of a file that it sources, or None. Empty `words` mean that the script starts no Python program.
@@ -133,62 +236,29 @@ def read_script(
     shell.run(text)
     env = dict(shell.exported)
     env.update(_runtime_env(shell.launch))
-    return Launch(source, tuple(_program(shell.launch)), env, tuple(dict.fromkeys(shell.unresolved)))
+    return Launch(source, tuple(program_of(shell.launch)), env, tuple(shell.unresolved))
 
 
 def from_argv(argv: Iterable[str], source: str = "command line") -> Launch:
     """A launch that was given as words, as the shell made them."""
     words = [Word(word, 1) for word in argv]
-    return Launch(source, tuple(_program(words)), _runtime_env(words))
+    return Launch(source, tuple(program_of(words) or words), _runtime_env(words))
 
 
-def _own_directory(text: str, directory: str) -> str:
-    """`$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)` and its likes are the script's directory."""
-    start = text.find("$(")
-    while start >= 0:
-        end = substitution(text, start)
-        if _OWN_DIRECTORY.search(text, start, end):
-            text = text[:start] + directory + text[end:]
-            end = start + len(directory)
-        start = text.find("$(", end)
-    return text
-
-
-def _assignments(shell: _Shell, command: list[Token]) -> list[Token]:
-    """Take the assignments at the start of a command into the shell; returns the words that are left."""
-    words = list(command)
-    export = False
-    while words:
-        word, quoted = words[0]
-        if not quoted and word.text in ("export", "declare", "local", "readonly", "then", "do", "else", "{"):
-            export = export or word.text == "export"
-            words.pop(0)
-            continue
-        found = _ASSIGN.match(word.text)
-        if not found:
-            break
-        name, more, value = found["name"], found["op"] == "+=", word.text[found.end() :]
-        words.pop(0)
-        if value == "(":
-            items: list[Word] = []
-            while words and not (words[0][0].text == ")" and not words[0][1]):
-                items += shell.words(*words.pop(0))
-            words = words[1:]
-            shell.arrays[name] = (shell.arrays.get(name, []) if more else []) + items
-            continue
-        shell.values[name] = (shell.values.get(name, "") if more else "") + shell.text(value)
-        if export:
-            shell.exported[name] = shell.values[name]
-    return [] if export and not any(_PROGRAM.match(word.text) for word, _ in words) else words
-
-
-def _program(words: list[Word]) -> list[Word]:
-    """From the program on: what a submitting command (`ray job submit … --`) has before it is not the trainer's."""
+def program_of(words: list[Word]) -> list[Word]:
+    """From the program on: what a submitting command (`ray job submit … --`, `srun …`) has before it is not the
+    trainer's. Empty for a command that starts no Python program (`pkill -9 python`)."""
     texts = [word.text for word in words]
+    if not texts or _NO_LAUNCH.match(texts[0]):
+        return []
     if "--" in texts and any(_PROGRAM.match(text) for text in texts[texts.index("--") + 1 :]):
         words = words[texts.index("--") + 1 :]
     start = next((at for at, word in enumerate(words) if _PROGRAM.match(word.text)), None)
-    return words[start:] if start is not None else words
+    return words[start:] if start is not None else []
+
+
+def _flags(words: list[Word]) -> int:
+    return sum(word.text.startswith("--") or "." in word.text.partition("=")[0] * ("=" in word.text) for word in words)
 
 
 def _runtime_env(words: Iterable[Word]) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from rltop.checks.found import Document
+from rltop.checks.observe import Args
 from rltop.evidence.args import parse_args, parse_words
-from rltop.evidence.launch_script import read_script
+from rltop.evidence.launch_script import is_unread, read_script
 from rltop.evidence.pieces import encoding_of, is_binary
 from rltop.evidence.sink import Reader, Sink, Source
 
@@ -36,12 +38,17 @@ def read_text(source: Source, sink: Sink, kind: str) -> str | None:
     return data[mark:MOST].decode(encoding or "utf-8", "replace")
 
 
+def without_unread(args: Args) -> tuple[Args, dict[str, str]]:
+    """Arguments without the flags whose value only a shell could work out (`${N}`), and those flags as they are
+    written: what is not known must not be taken for the default."""
+    unread = {name: value for name, value in args.flags.items() if isinstance(value, str) and is_unread(value)}
+    kept = {name: value for name, value in args.flags.items() if name not in unread}
+    return replace(args, flags=kept), unread
+
+
 def without_secret(name: str, value: str) -> str:
     """The value of an environment variable, masked where the name says that it is a secret."""
     return MASK if _SECRET.search(name) else value[:4096]
-
-
-_SCRIPT = re.compile(r"\A#!|^\s*(?:export\s+)?[A-Za-z_]\w*\+?=\(", re.MULTILINE)
 
 
 def read_args(source: Source, sink: Sink) -> None:
@@ -49,9 +56,9 @@ def read_args(source: Source, sink: Sink) -> None:
     text = read_text(source, sink, "args")
     if text is None:
         return
-    launch = read_script(text, source.name).words if _SCRIPT.search(text) else ()
+    launch = read_script(text, source.name).words
     found = parse_words(((word.text, word.line) for word in launch), source.name)
-    found = found if found.flags else parse_args(text, source.name)
+    found, _ = without_unread(found if found.flags else parse_args(text, source.name))
     if not found.flags and not found.framework:
         sink.problem(source, "args", "there is no flag in it", line=1, whole=True)
         return

@@ -86,6 +86,7 @@ def test_json_is_one_document_with_plan_and_verdicts(launch_dir: Path, capsys: p
         "topic": "start",
         "text": "this will start at rollout 41 from out/iter_0000040 (the tracker)",
         "warn": False,
+        "fatal": False,
     }
     assert {"args.batch", "ckpt.resume", "quant.map"} <= {verdict["id"] for verdict in found["verdicts"]}
     assert "train.nan" not in {verdict["id"] for verdict in found["verdicts"]}
@@ -154,3 +155,66 @@ def test_the_corrected_list_is_a_patch_on_stdout_and_no_file_changes(
     assert patch.startswith("--- hf/config.json\n+++ hf/config.json\n")
     assert '+      "model.embed_tokens"' in patch
     assert config.read_text() == before
+
+
+TRAIN = "python3 train.py --rollout-batch-size 8 --n-samples-per-prompt"
+SAVES = "python3 train.py --load out --save out --save-interval 2"
+DYNAMIC = "python3 train.py --use-dynamic-batch-size --max-tokens-per-gpu 8192 --load out"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        (
+            f"{TRAIN} 8 --global-batch-size 256 2>&1 | tee x\n",
+            1,
+            "256",
+        ),
+        (
+            f"{TRAIN} $N --global-batch-size 256 --load out\n",
+            0,
+            "$N",
+        ),
+        (
+            f"N=8\n{TRAIN} $((N)) --global-batch-size 256\n",
+            1,
+            "256",
+        ),
+        (SAVES + " ${NONE[@]}\npkill -9 python\n", 0, "rollout 41"),
+        (
+            f"{SAVES}\npython3 tools/eval.py --model x\n",
+            0,
+            "rollout 41",
+        ),
+        ("python3 train.py --save /x\n", 1, "cannot work"),
+        (
+            DYNAMIC + " ${EVAL_ARGS[@]}\n",
+            0,
+            "EVAL_ARGS",
+        ),
+        ("python3 train.py --rollout-batch-size 8 \\\r\n --load out\r\n", 0, "carriage returns"),
+    ],
+)
+def test_scripts_as_people_write_them(
+    launch_dir: Path, capsys: pytest.CaptureFixture[str], script: str, code: int, words: str
+) -> None:
+    (launch_dir / "run.sh").write_bytes(script.encode())
+    assert doctor(["run.sh"], host=FakeHost()) == code
+    out = " ".join(capsys.readouterr().out.split())
+    assert words in out
+    assert "judged run.sh:" in out
+
+
+@pytest.mark.parametrize("words", [["a.sh", "b.sh"], ["-"], ["no", "flags"]])
+def test_what_is_no_launch_is_refused(launch_dir: Path, words: list[str]) -> None:
+    for name in ("a.sh", "b.sh"):
+        (launch_dir / name).write_text("python3 train.py --load out\n")
+    with pytest.raises(RltopError) as caught:
+        doctor(words, host=FakeHost())
+    assert caught.value.exit_code == 2
+
+
+def test_a_taken_port_stops_the_launch(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = FakeHost(taken={30000: "python, pid 12"})
+    assert doctor(["python", "train.py", "--sglang-router-port", "30000", "--load", "out"], host=host) == 1
+    assert "port 30000 is taken" in capsys.readouterr().out

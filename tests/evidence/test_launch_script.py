@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rltop.evidence.launch_script import Launch, from_argv, read_script
+from rltop.evidence.launch_script import Launch, from_argv, is_unread, read_script
 
 SCRIPT = """\
 #!/bin/bash
@@ -126,3 +126,30 @@ def test_words_of_the_command_line_lose_the_submitting_command() -> None:
 @given(st.text(alphabet="AB=()$'\"`{}\\ \n#;-.py|&[]@:", max_size=80))
 def test_no_text_breaks_the_reader(text: str) -> None:
     launch(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("python a.py --x 1 2>&1 | tee log\n", ["python", "a.py", "--x", "1"]),
+        ("python a.py --x 1 > log 2>&1 &\n", ["python", "a.py", "--x", "1"]),
+        ("( python a.py --x 1 )\n", ["python", "a.py", "--x", "1"]),
+        ("python a.py --x 1 &> log\n", ["python", "a.py", "--x", "1"]),
+        ("cat > x <<EOF\npython b.py --y 1 --z 2 --w 3\nEOF\npython a.py --x 1\n", ["python", "a.py", "--x", "1"]),
+        ("python a.py --x $((32 * 8 / 2))\n", ["python", "a.py", "--x", "128"]),
+        ('A="${A:-${B:-/root}/x}"\npython a.py --x $A\n', ["python", "a.py", "--x", "/root/x"]),
+        ('HERE=$(dirname "$(realpath "$0")")\npython a.py --x $HERE/y\n', ["python", "a.py", "--x", "/here/y"]),
+        ("python a.py --x 1 ${NONE[@]} --y 2\n", ["python", "a.py", "--x", "1", "--y", "2"]),
+        ("python a.py --x 1 --y 2\npython b.py --z\npkill -9 python\n", ["python", "a.py", "--x", "1", "--y", "2"]),
+        ("srun -N 2 python a.py --x 1\n", ["python", "a.py", "--x", "1"]),
+        ("python a.py --x ${1:-8}\n", ["python", "a.py", "--x", "8"]),
+    ],
+)
+def test_scripts_as_people_write_them(script: str, words: list[str]) -> None:
+    assert [word.text for word in launch(script).words] == words
+
+
+def test_what_cannot_be_known_is_named_whole() -> None:
+    found = launch('python a.py --x $(python3 -c "print(3)") --y $((N * 2)) --z ${N}\n')
+    assert found.unresolved == ('$(python3 -c "print(3)")', "$((N * 2))", "${N}")
+    assert [word.text for word in found.words if is_unread(word.text)] == list(found.unresolved)

@@ -27,12 +27,14 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 
 def _budget(obs: Observations) -> Verdict:
     args = obs.args
-    dynamic, budget = args.on("use_dynamic_batch_size"), args.number("max_tokens_per_gpu")
+    # rltop's own trainer always packs up to the budget.
+    dynamic = args.on("use_dynamic_batch_size") or args.framework == "rltop"
+    budget = args.number("max_tokens_per_gpu")
     evidence = of_flags(args, "use_dynamic_batch_size", "max_tokens_per_gpu", "rollout_max_response_len")
     length, parallel = args.number("rollout_max_response_len"), context_parallel(obs)
     start = int(length // parallel) if length else None
     fix = f"--max-tokens-per-gpu {start}" if start else "--max-tokens-per-gpu <rollout_max_response_len / cp>"
-    if dynamic and not budget:
+    if dynamic and not budget and args.framework != "rltop":
         cause = "--use-dynamic-batch-size is given without --max-tokens-per-gpu: there is no budget to pack for."
         none: dict[str, object] = {"max_tokens_per_gpu": None}
         return Verdict(ID, "fail", value=none, threshold=start or "set", evidence=evidence, cause=cause, advice=(fix,))
