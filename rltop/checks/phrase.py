@@ -16,12 +16,19 @@ MOST_EVIDENCE = 6
 
 
 def num(value: float) -> str:
-    """A number for a sentence: four significant digits, `NaN` and `Inf` in words."""
+    """A number for a sentence: whole numbers whole, others with four significant digits, `NaN` and `Inf` in words."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Inf" if value > 0 else "-Inf"
+    if value == int(value) and abs(value) < 1e9:
+        return str(int(value))
     return f"{value:.4g}"
+
+
+def count(number: int, what: str) -> str:
+    """`1 check`, `3 checks`; `what` takes an s."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def jnum(value: float | None) -> float | str | None:

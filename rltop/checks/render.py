@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rltop.checks.catalogue import CATALOGUE
 from rltop.checks.evaluate import NO_RULE
-from rltop.checks.phrase import num
+from rltop.checks.layout import cut, wrap
+from rltop.checks.phrase import count, num
 from rltop.checks.verdict import FIRING, Report, Verdict
 
 LABEL = 6
@@ -25,8 +25,8 @@ def render(report: Report, *, width: int = 100, injected_faults: Sequence[str] =
     firing = [v for v in report.verdicts if v.status in FIRING]
     lines: list[str] = []
     if injected_faults:
-        lines += [*_wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
-    lines += _wrap(_headline(report), "", width)
+        lines += [*wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
+    lines += wrap(_headline(report), "", width)
     shown: set[str] = set()
     for root in report.root_causes:
         for verdict in (v for v in firing if v.id == root and not v.consequence_of):
@@ -43,6 +43,8 @@ def render(report: Report, *, width: int = 100, injected_faults: Sequence[str] =
 FULL_ROOTS = 3
 """Root causes that `render_folded` shows with evidence and advice; the others are two lines each."""
 FOLDED_EVIDENCE = 2
+FOLDED_LINES = 2
+"""Lines of a note or of a consequence; its whole text is in `render`."""
 COMMAND = "rltop check --all"
 
 
@@ -56,60 +58,104 @@ def render_folded(
     roots = [v for root in report.root_causes for v in firing if v.id == root and not v.consequence_of]
     lines: list[str] = []
     if injected_faults:
-        lines += [*_wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
-    lines += _wrap(_verdict_line(report, roots, len(firing)), "", width)
+        lines += [*wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
+    lines += wrap(_verdict_line(report, roots, firing), "", width)
     shown: set[str] = set()
+    told: set[str] = set()
     for number, verdict in enumerate(roots):
-        lines += ["", *_short_block(verdict, width, full=number < FULL_ROOTS)]
+        full = verdict.id in report.root_causes[:FULL_ROOTS] and number < MOST_BLOCKS
+        lines += ["", *_short_block(verdict, width, full=full, told=told, command=command)]
+        told |= {f"{verdict.id} {advice}" for advice in verdict.advice}
         followers = [v for v in firing if verdict.id in v.consequence_of and v.id not in shown]
         if verdict.id not in shown:
-            lines += _folded_followers(followers, width)
+            lines += _folded_followers(followers, width, below=verdict)
         shown |= {verdict.id, *(v.id for v in followers)}
     lines += _folded_followers([v for v in firing if v.id not in shown], width)
-    notes = [_cut(f"note  {v.id}: {v.cause}", width) for v in report.verdicts if v.status == "info"]
-    passed = len({v.id for v in report.verdicts if v.status == "pass"})
-    skipped = len({v.id for v in report.verdicts if v.status == "skip"})
-    rest = _wrap(f"{passed} checks passed, {skipped} could not be tested: {command} says which and why.", "", width)
-    return "\n".join([*lines, "", *notes, *rest])
+    return "\n".join([*lines, "", *_folded_rest(report, width, command)])
 
 
-def _verdict_line(report: Report, roots: Sequence[Verdict], firing: int) -> str:
+MOST_BLOCKS = 6
+"""Verdicts shown with evidence and advice, where one root cause was found in many places."""
+
+
+def _verdict_line(report: Report, roots: Sequence[Verdict], firing: Sequence[Verdict]) -> str:
     if not roots:
         return "Nothing is wrong in what could be tested." if not firing else "Something is wrong."
-    fails = len({v.id for v in roots if v.status == "fail"})
-    warns = len({v.id for v in roots if v.status == "warn"} - {v.id for v in roots if v.status == "fail"})
-    parts = [f"{fails} root cause{'s' if fails > 1 else ''}"] if fails else []
-    parts += [f"{warns} warning{'s' if warns > 1 else ''}"] if warns else []
-    effects = firing - len(roots)
-    below = sum(v.status == "fail" and bool(v.consequence_of) for v in report.verdicts)
-    told = f", with {effects} consequence{'s' if effects > 1 else ''}" if effects else ""
+    failed = {v.id for v in roots if v.status == "fail"}
+    fails, warns = len(failed), len({v.id for v in roots if v.status == "warn"} - failed)
+    effects = [v for v in firing if v.consequence_of]
+    below = sum(v.status == "fail" for v in effects)
+    warnings = count(warns, "warning")
+    if below and not fails:
+        # The exit code says that something failed: so must the first line.
+        rest = len(effects) - below
+        more = f", with {count(rest, 'more consequence')}" if rest else ""
+        return f"{below} FAIL, explained by {warnings}{more}:"
+    parts = [count(fails, "root cause")] if fails else []
+    if fails and (places := sum(v.id in failed for v in roots)) > fails:
+        parts[0] += f" in {places} places"
+    parts += [warnings] if warns else []
+    told = f", with {count(len(effects), 'consequence')}" if effects else ""
     return " and ".join(parts) + told + (f" ({below} fail):" if below else ":")
 
 
-def _short_block(verdict: Verdict, width: int, *, full: bool) -> list[str]:
+def _short_block(verdict: Verdict, width: int, *, full: bool, told: Collection[str], command: str) -> list[str]:
+    """`told` is the advice, each with its check, that stands above already."""
     pad = " " * LABEL
-    place = _place(verdict)
-    head = f"{verdict.status.upper():<{LABEL}}{verdict.id}" + (f"  {place}" if place else "")
-    sure = "" if verdict.confidence == "high" else f"  (confidence {verdict.confidence})"
-    lines = [_cut(head + sure, width), *_wrap(verdict.cause, pad, width)]
-    evidence = verdict.evidence[: FOLDED_EVIDENCE if full else 1]
-    for one in evidence:
-        source = one.source if one.line is None else f"{one.source}:{one.line}"
-        lines.append(_cut(f"{pad}at  {source}  {one.text}", width))
-    if more := len(verdict.evidence) - len(evidence):
-        lines[-1:] = [_cut(lines[-1], width - len(f" (+{more})")) + f" (+{more})"]
-    for advice in verdict.advice if full else ():
-        lines += _wrap(advice, f"{pad}do  ", width)
+    lines = [_short_head(verdict, width), *wrap(verdict.cause, pad, width)]
+    lines += _short_evidence(verdict, width, FOLDED_EVIDENCE if full else 1)
+    new = [advice for advice in verdict.advice if f"{verdict.id} {advice}" not in told]
+    for advice in new if full else ():
+        lines += wrap(advice, f"{pad}do  ", width)
+    if new and not full:
+        lines += wrap(f"{count(len(new), 'more thing')} to do: {command}", f"{pad}do  ", width)
     return lines
 
 
-def _folded_followers(followers: Iterable[Verdict], width: int) -> list[str]:
-    return [_cut(f"{' ' * LABEL}so  {v.id} ({v.status}): {v.cause}", width) for v in followers]
+def _short_head(verdict: Verdict, width: int) -> str:
+    place = _place(verdict)
+    head = f"{verdict.status.upper():<{LABEL}}{verdict.id}" + (f"  {place}" if place else "")
+    return cut(head + ("" if verdict.confidence == "high" else f"  (confidence {verdict.confidence})"), width)
 
 
-def _cut(text: str, width: int) -> str:
-    plain = _one_line(text)
-    return plain if len(plain) <= width else plain[: width - 1] + "…"
+def _short_evidence(verdict: Verdict, width: int, most: int) -> list[str]:
+    lines = []
+    for one in verdict.evidence[:most]:
+        source = one.source if one.line is None else f"{one.source}:{one.line}"
+        lines.append(cut(f"{' ' * LABEL}at  {source}  {one.text}", width))
+    if more := len(verdict.evidence) - len(lines):
+        lines[-1:] = [cut(lines[-1], width - len(f" (+{more})")) + f" (+{more})"]
+    return lines
+
+
+def _folded_followers(followers: Iterable[Verdict], width: int, *, below: Verdict | None = None) -> list[str]:
+    """Consequences in brief. A fail under a warning is what broke the run: it stands like a cause, after it."""
+    lines: list[str] = []
+    ordered = sorted(followers, key=lambda v: FIRING.index(v.status))
+    for verdict in ordered:
+        if verdict.status == "fail" and (below is None or below.status != "fail"):
+            lines += ["", _short_head(verdict, width), *wrap(verdict.cause, " " * LABEL, width)]
+            lines += _short_evidence(verdict, width, 1)
+            if verdict.consequence_of:
+                lines += wrap(f"(explained by {', '.join(verdict.consequence_of)})", " " * LABEL, width)
+        else:
+            text = f"{verdict.id} ({verdict.status}): {verdict.cause}"
+            lines += wrap(text, f"{' ' * LABEL}so  ", width, most=FOLDED_LINES)
+    return lines
+
+
+def _folded_rest(report: Report, width: int, command: str) -> list[str]:
+    """Notes with something to do, then one line on everything else."""
+    noted = [v for v in report.verdicts if v.status == "info"]
+    lines = []
+    for verdict in (v for v in noted if v.advice):
+        lines += wrap(f"{verdict.id}: {verdict.cause}", "note  ", width, most=FOLDED_LINES)
+    if quiet := list(dict.fromkeys(v.id for v in noted if not v.advice)):
+        lines += wrap(f"nothing to do about {', '.join(quiet)}", "note  ", width)
+    passed = len({v.id for v in report.verdicts if v.status == "pass"})
+    skipped = len({v.id for v in report.verdicts if v.status == "skip"})
+    rest = f"{count(passed, 'check')} passed, {skipped} could not be tested: {command} has it all, uncut."
+    return [*lines, *wrap(rest, "", width)]
 
 
 def _headline(report: Report) -> str:
@@ -125,20 +171,20 @@ def _block(verdict: Verdict, width: int, refs: bool) -> list[str]:
     head += f"  {place}" if place else ""
     title = f"  ({titles[verdict.id]})" if verdict.id in titles else ""
     pad = " " * LABEL
-    lines = [head + title] if len(head + title) <= width else textwrap.wrap(head, width, subsequent_indent=pad)
-    lines += _wrap(verdict.cause, pad, width)
-    lines += _wrap(
+    lines = [head + title] if len(head + title) <= width else [cut(head, width)]
+    lines += wrap(verdict.cause, pad, width)
+    lines += wrap(
         f"value {_plain(verdict.value)}  threshold {_plain(verdict.threshold)}  confidence {verdict.confidence}",
         pad,
         width,
     )
     for evidence in verdict.evidence:
         source = evidence.source if evidence.line is None else f"{evidence.source}:{evidence.line}"
-        lines += _wrap(f"{source}  {_one_line(evidence.text)}", f"{pad}at  ", width)
+        lines += wrap(f"{source}  {evidence.text}", f"{pad}at  ", width)
     for advice in verdict.advice:
-        lines += _wrap(advice, f"{pad}do  ", width)
+        lines += wrap(advice, f"{pad}do  ", width)
     if refs and verdict.refs:
-        lines += _wrap(" ".join(verdict.refs), f"{pad}ref ", width)
+        lines += wrap(" ".join(verdict.refs), f"{pad}ref ", width)
     return lines
 
 
@@ -146,23 +192,23 @@ def _followers(followers: Iterable[Verdict], width: int) -> list[str]:
     lines: list[str] = []
     for verdict in followers:
         text = f"explains {verdict.id} ({verdict.status}): {verdict.cause}"
-        lines += _wrap(text, " " * LABEL, width)
+        lines += wrap(text, " " * LABEL, width)
     return lines
 
 
 def _rest(report: Report, width: int) -> list[str]:
     lines: list[str] = []
     for verdict in (v for v in report.verdicts if v.status == "info"):
-        lines += _wrap(f"{verdict.id}: {verdict.cause}", f"{'info':<{LABEL}}", width)
+        lines += wrap(f"{verdict.id}: {verdict.cause}", f"{'info':<{LABEL}}", width)
     passed = list(dict.fromkeys(v.id for v in report.verdicts if v.status == "pass"))
     if passed:
-        lines += _wrap(", ".join(passed), f"{'pass':<{LABEL}}", width)
+        lines += wrap(", ".join(passed), f"{'pass':<{LABEL}}", width)
     reasons: dict[str, list[str]] = {}
     for verdict in (v for v in report.verdicts if v.status == "skip"):
         reasons.setdefault(verdict.cause, []).append(verdict.id)
     for cause, ids in sorted(reasons.items(), key=lambda item: item[0] == NO_RULE):
         told = f"{len(ids)} checks" if cause == NO_RULE and len(ids) > 1 else ", ".join(ids)
-        lines += _wrap(f"{told}: {cause}", f"{'skip':<{LABEL}}", width)
+        lines += wrap(f"{told}: {cause}", f"{'skip':<{LABEL}}", width)
     return lines
 
 
@@ -195,13 +241,3 @@ def _plain(value: object) -> str:
             return ", ".join(f"{key}=({text})" if key in nested else f"{key}={text}" for key, text in parts.items())
         case _:
             return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _one_line(text: str) -> str:
-    """No control characters: a terminal must not act on what a model wrote."""
-    return "".join(ch if ch.isprintable() else " " for ch in text)
-
-
-def _wrap(text: str, lead: str, width: int) -> list[str]:
-    wrapped = textwrap.wrap(_one_line(text), width, initial_indent=lead, subsequent_indent=" " * len(lead))
-    return wrapped or [lead.rstrip()]

@@ -19,6 +19,10 @@ from rltop.errors import RltopError
 class Thresholds:
     """One field per number; log-probs and KL in nats, shares 0 to 1."""
 
+    # -- args.token-budget
+    budget_ratio: float = 2.0
+    """Multiple of the safe start above which the token budget is worth lowering (rltop's choice: 1.1 is usual)."""
+
     # -- logprob.ref-equal
     ref_equal_tolerance: float = 1e-8
     """Largest difference of actor and reference that counts as equal. slime's own CI asserts 1e-8."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
+from rich.cells import cell_len
+
 from rltop.checks.evaluate import evaluate
+from rltop.checks.layout import cells, cut, wrap
 from rltop.checks.observe import EngineSync, SyncEvent
 from rltop.checks.render import render, render_folded
 from rltop.checks.verdict import Evidence, Report, Verdict
@@ -85,7 +89,7 @@ def test_the_folded_report_fits_a_small_screen_and_leaves_out_what_is_not_wrong(
     assert lines[2] == "1 root cause, with 1 consequence (1 fail):"
     assert lines[4].startswith("FAIL  train.nan  rollout 1, step 1")
     assert any(line.startswith("      so  rollout.text (fail): ") for line in lines)
-    assert lines[-1].endswith("rltop check --all says which and why.")
+    assert lines[-1].endswith("rltop check --all has it all, uncut.")
     assert not any(line.startswith(("pass", "skip")) for line in lines)
 
 
@@ -98,3 +102,58 @@ def test_folded_warnings_are_not_called_causes_and_nothing_wrong_comes_first() -
     text = render_folded(Report(many, tuple(v.id for v in many), {}))
     assert text.startswith("5 root causes:")
     assert text.count("do it") == 3
+    assert text.count("do  1 more thing to do: rltop check --all") == 2
+
+
+def test_a_fail_below_a_warning_is_seen_as_a_fail() -> None:
+    cause = "The engine refused the update. " * 6
+    verdicts = (
+        Verdict("quant.map", "warn", cause="w"),
+        Verdict("weights.update-failed", "fail", engine=3, cause=cause, consequence_of=("quant.map",)),
+        Verdict("rollout.truncated", "warn", cause="t", consequence_of=("quant.map",)),
+    )
+    text = render_folded(Report(verdicts, ("quant.map",), {}), width=80)
+    assert text.startswith("1 FAIL, explained by 1 warning, with 1 more consequence:\n")
+    assert "\nFAIL  weights.update-failed  engine 3\n" in text
+    assert " ".join(text.split()).count("The engine refused the update.") == 6
+    assert "(explained by quant.map)" in text
+    fail = Verdict("quant.map", "fail", cause="w")
+    text = render_folded(Report((fail, *verdicts[1:]), ("quant.map",), {}), width=80)
+    assert text.startswith("1 root cause, with 2 consequences (1 fail):\n")
+    assert "\n      so  weights.update-failed (fail): The engine" in text
+
+
+def test_one_cause_in_many_places_is_told_once() -> None:
+    found = tuple(Verdict("dump.size", "fail", cause=f"file {i}", advice=("same", f"own {i}")) for i in range(9))
+    text = render_folded(Report(found, ("dump.size",), {}))
+    assert text.startswith("1 root cause in 9 places:")
+    assert text.count("do  same") == 1
+    assert text.count("do  own") == 6
+    assert text.count("1 more thing to do") == 3
+
+
+def test_a_brief_text_ends_at_a_word_and_quiet_notes_are_named_only() -> None:
+    verdicts = (
+        Verdict("args.token-budget", "info", cause="long " * 90),
+        Verdict("dump.size", "info", cause="wordy " * 90, advice=("skip it",)),
+        Verdict("train.nan", "pass"),
+    )
+    lines = render_folded(Report(verdicts, (), {}), width=80).splitlines()
+    assert [line for line in lines if line.startswith("note")][1] == "note  nothing to do about args.token-budget"
+    assert lines[3].endswith(" wordy …")
+    assert lines[-1] == "1 check passed, 0 could not be tested: rltop check --all has it all, uncut."
+
+
+@pytest.mark.parametrize("width", [40, 61, 80, 120])
+def test_lines_break_at_spaces_and_are_measured_in_cells(width: int) -> None:
+    flags = "--save-debug-rollout-data DIR/{rollout_id}.pt, then --load-debug-rollout-data to replay that"
+    wide = "馬車が走る" * 40
+    assert {w for line in wrap(flags, "do  ", width) for w in line.split()} == {"do", *flags.split()}
+    for text in (wide, f"a {wide} b", "e\u0301" * 200, "/very/long" * 40, f"{flags} {wide}"):
+        lines = wrap(text, "do  ", width)
+        assert max(map(cells, lines)) <= width
+        assert "".join("".join(lines).split()) == "".join(f"do {text}".split())
+        assert cells(cut(text, width)) <= width
+    report = Report((Verdict("a.b", "fail", cause=wide, evidence=(Evidence("x", 1, wide),)),), ("a.b",), {})
+    for text in (render(report, width=width), render_folded(report, width=width)):
+        assert max(map(cell_len, text.splitlines())) <= width

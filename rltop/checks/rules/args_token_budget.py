@@ -22,10 +22,10 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [Verdict(ID, "skip", cause="--max-tokens-per-gpu is a flag of slime and its kin; this is verl")]
     if obs.mode == "rollout-only":
         return [Verdict(ID, "skip", cause=NO_TRAINER)]
-    return [_budget(obs), *_dispatcher(obs)]
+    return [_budget(obs, t), *_dispatcher(obs)]
 
 
-def _budget(obs: Observations) -> Verdict:
+def _budget(obs: Observations, t: Thresholds) -> Verdict:
     args = obs.args
     # rltop's own trainer always packs up to the budget.
     dynamic = args.on("use_dynamic_batch_size") or args.framework == "rltop"
@@ -69,7 +69,8 @@ def _budget(obs: Observations) -> Verdict:
     )
     value |= {"safe_start": start, "ratio": round(ratio, 3)}
     advice = (f"--max-tokens-per-gpu {start}, then raise it (only if the trainer runs out of memory)",)
-    return Verdict(ID, "info", value=value, evidence=evidence, cause=cause, advice=advice if ratio > 1 else ())
+    fine = ratio <= t.budget_ratio
+    return Verdict(ID, "info", value=value, evidence=evidence, cause=cause, advice=() if fine else advice)
 
 
 def _dispatcher(obs: Observations) -> list[Verdict]:
