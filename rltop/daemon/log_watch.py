@@ -23,6 +23,8 @@ from rltop.evidence.tail import Position, Tail
 EVERY_S = 1.0
 BYTES = 4 << 20
 """Of one log and one turn."""
+QUIET_POLLS = 3
+"""Then a traceback at the end of a log is taken to be over: who hangs behind it writes no next line."""
 MOST_LOGS = 256
 MOST_EVENTS = 8_000
 
@@ -41,6 +43,8 @@ class _Followed:
     tail: Tail
     scan: LogScan
     restarts: int = 0
+    quiet: int = 0
+    """Polls in a row without a new line."""
 
 
 class LogWatch:
@@ -84,7 +88,8 @@ class LogWatch:
                 followed.scan = LogScan(name, live=True)
             followed.scan.feed(start, pieces)
             news = True
-        return news
+        followed.quiet = 0 if news else followed.quiet + 1
+        return followed.scan.settle() if followed.quiet == QUIET_POLLS else news
 
     def _all(self) -> Logs:
         events: list[LogEvent] = []

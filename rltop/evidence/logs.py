@@ -535,6 +535,13 @@ class LogScan:
 
     # -- the end
 
+    def settle(self) -> bool:
+        """Nothing came for a while: what a traceback has so far is all of it. False where none was open."""
+        open_blocks = list(self._blocks)
+        for key in open_blocks:
+            self._close(key)
+        return bool(open_blocks)
+
     def so_far(self) -> tuple[list[LogEvent], LogSource, list[MetricRow]]:
         """Events, summary and metric rows of a log that still grows. Bulk lines that wait for what comes next are left
         out, and so is a traceback that is not over."""

@@ -109,3 +109,14 @@ def test_a_live_trainer_that_runs_out_of_memory_is_told_with_file_and_line(tmp_p
         state = viewer.until_state(lambda s: s.get("check/train.oom", {}).get("status") == "fail")
         evidence = state["check/train.oom"]["evidence"][0]
         assert (evidence["source"], evidence["line"]) == ("trainer.log", 2)
+
+
+def test_a_traceback_at_the_end_of_a_log_is_told_when_nothing_follows(tmp_path: Path, found: LogWatch) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nKeyError: 3\n')
+    wanted = {"trainer.log": (path, 0)}
+    polls = [found.poll(wanted) for _ in range(6)]
+    told = [seen for seen in polls if seen is not None]
+    assert [event.kind for event in told[0].events] == []
+    assert [event.kind for event in told[-1].events] == ["traceback"]
+    assert len(told) == 2, "and only once"
