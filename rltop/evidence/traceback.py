@@ -86,6 +86,10 @@ class Block:
     expecting: bool = False
     """A traceback has begun whose exception has not come yet."""
     trailer: int = 0
+    detail: str = ""
+    """What NCCL says after `Last error:`, the line that names the peer."""
+    asked: bool = False
+    """The line before was `Last error:`."""
     ray: re.Match[str] | None = None
     died: dict[str, str] = field(default_factory=dict)
     """class_name, pid and ip of the actor that Ray's ActorDiedError names."""
@@ -111,6 +115,9 @@ class Block:
             self.expecting, self.chained, self.trailer = False, False, 0
         elif self.exceptions and text.strip():
             self.trailer += 1
+            if self.asked:
+                self.detail = text.strip()[:MESSAGE]
+            self.asked = text.strip() == "Last error:"
         if (named := _DIED.fullmatch(text)) and self.exceptions:
             self.died.setdefault(named[1], named[2])
         if self.ray is None and "ray::" in text:
@@ -166,6 +173,8 @@ class Block:
             "lines": self.lines,
             "header": self.header,
         }
+        if self.detail:
+            data["detail"] = self.detail
         # Frames alone are the stack of a thread that something dumped (`Fatal Python error`, py-spy).
         kind = "traceback" if self.exceptions or self.header else "stack"
         event, told = event_of(kind, line, data)
@@ -217,6 +226,9 @@ def event_of(kind: str, line: Line, data: Mapping[str, object]) -> tuple[LogEven
         "level": line.level,
     }
     told = {key: value for key, value in data.items() if key in EVENT_FIELDS and value not in (None, "")}
+    if told.get("owner") in ("launcher", "host") and not line.own_prefix:
+        # The shell, the scheduler or the kernel speaks, not the process that printed the line above.
+        fields |= {"actor": "", "pid": None, "node": "", "rank": None, "engine": None}
     kept = {key: value for key, value in data.items() if key not in EVENT_FIELDS}
     event = LogEvent(
         kind,

@@ -85,6 +85,13 @@ def _engine(obs: Observations, own: Sequence[LogEvent]) -> Verdict:
     if mapping:
         advice: tuple[str, ...] = ("see cluster.gpu-mapping: the memory is not this run's own",)
         cause += "; another process fills that GPU, so this run's memory settings are not the cause"
+    elif event.data.get("pool"):
+        cause += ": the weights leave nothing for the KV cache within --mem-fraction-static"
+        advice = (
+            "a larger --sglang-mem-fraction-static, if it is well below 0.9",
+            "nvidia-smi before the start: another process, or a trainer that did not offload, on these GPUs",
+            "more GPUs per engine (--rollout-num-gpus-per-engine), or quantised weights",
+        )
     else:
         advice = (
             "a smaller --sglang-mem-fraction-static",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rltop.evidence.lines import engine, faults, host, progress, ray, trainer
+from rltop.evidence.lines import ends, engine, faults, host, progress, ray, trainer
 from rltop.evidence.lines.line import Line, Recogniser
 
 RECOGNISERS: tuple[Recogniser, ...] = (
@@ -11,6 +11,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *ray.RECOGNISERS,
     *host.RECOGNISERS,
     *faults.RECOGNISERS,
+    *ends.RECOGNISERS,
     *progress.RECOGNISERS,
 )
 """All recognisers; a line may match several, and each makes its own event."""

@@ -86,30 +86,6 @@ def xid(line: Line) -> Mapping[str, object] | None:
     return data
 
 
-_KILLED_BY_KERNEL = re.compile(
-    r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<victim>\d+)(?:,? \(?(?P<name>[^),]+)\)?)?|"
-    r"oom-kill:.*?task=(?P<name2>[^,]+),pid=(?P<victim2>\d+)",
-    re.I,
-)
-_KILLED_BY_RAY = re.compile(
-    r"killed due to (?:memory pressure|the node running low on memory)|OOM killer|OutOfMemoryError: Task was killed",
-    re.I,
-)
-
-
-def oom_killer(line: Line) -> Mapping[str, object] | None:
-    """The kernel's, or Ray's, killer of processes when host memory runs out: by, victim, name."""
-    found = _KILLED_BY_KERNEL.search(line.text)
-    if found:
-        victim, name = found["victim"] or found["victim2"], found["name"] or found["name2"]
-        return {"by": "kernel", "victim": int(victim), "name": (name or "").strip()}
-    # Ray lists the OOM killer among the "potential root causes" of any lost worker: that is no evidence of it.
-    if _KILLED_BY_RAY.search(line.text) and "potential root causes" not in line.text:
-        victim_of_ray = _VICTIM.search(line.text)
-        return {"by": "ray"} | ({"victim": int(victim_of_ray["pid"])} if victim_of_ray else {})
-    return None
-
-
 _DEATHS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("server", re.compile(r"Server process terminated unexpectedly")),
     ("init", re.compile(r"scheduler died during initialization(?: \(exit code: (?P<code>-?\d+)\))?")),
@@ -297,7 +273,6 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("kernel", ("coredump:", "triggered at PC", "=====     at "), _kernel),
     Recogniser("memory_saver", ("torch_memory_saver",), memory_saver),
     Recogniser("xid", ("Xid",), xid),
-    Recogniser("oom_killer", ("Kill", "kill", "OOM"), oom_killer),
     Recogniser(
         "death",
         (

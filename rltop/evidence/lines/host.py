@@ -9,6 +9,10 @@ from rltop.evidence.lines.line import Line, Recogniser
 
 _OOM = re.compile(r"\b(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|OutOfMemoryError", re.I)
 _BENIGN = "may not be an issue"
+_HOST_MEMORY = "Task was killed"
+"""Ray's OutOfMemoryError is about the memory of the host."""
+_NO_POOL = re.compile(r"Not enough memory\. Please try to (?:increase|decrease) --mem-fraction-static")
+"""SGLang has loaded the weights, and what its share of the GPU leaves is no KV cache at all."""
 _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMG]iB)"
 _TRIED = re.compile("Tried to allocate " + _SIZE.format("tried"))
 _GPU = re.compile(
@@ -26,8 +30,10 @@ def _gib(found: re.Match[str], name: str) -> float | None:
 
 
 def out_of_memory(line: Line) -> Mapping[str, object] | None:
-    """PyTorch's message: gpu, tried_gb, total_gb, free_gb (GiB), processes (pid -> GiB)."""
-    if not _OOM.search(line.text) or _BENIGN in line.text:
+    """PyTorch's message: gpu, tried_gb, total_gb, free_gb (GiB), processes (pid -> GiB); SGLang's own: pool (true)."""
+    if _NO_POOL.search(line.text):
+        return {"pool": True}
+    if not _OOM.search(line.text) or _BENIGN in line.text or _HOST_MEMORY in line.text:
         return None
     data: dict[str, object] = {}
     if tried := _TRIED.search(line.text):
@@ -38,4 +44,6 @@ def out_of_memory(line: Line) -> Mapping[str, object] | None:
     return data | ({"processes": processes} if processes else {})
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (Recogniser("oom", ("out of memory", "OutOfMemoryError"), out_of_memory),)
+RECOGNISERS: tuple[Recogniser, ...] = (
+    Recogniser("oom", ("out of memory", "OutOfMemoryError", "Not enough memory"), out_of_memory),
+)
