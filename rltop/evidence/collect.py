@@ -19,6 +19,7 @@ from rltop.evidence import segments
 from rltop.evidence.args import merged
 from rltop.evidence.beside import set_aside
 from rltop.evidence.readers import READERS
+from rltop.evidence.settings import with_script
 from rltop.evidence.sink import Reader, Sink, Source
 from rltop.evidence.walk import Found, walk
 
@@ -73,6 +74,16 @@ def _read(source: Source, reader: Reader, sink: Sink) -> None:
 
 
 def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
+    scripts = [source for source, reader in found.work if reader.kind == "script"]
+    if sink.scripts and not sink.problems:
+        named = {one.where.source for one in sink.scripts if one.where}
+        script = next(source.path for source in scripts if source.name in named)
+        return RltopError(
+            "holds a launch script and nothing of a run",
+            where=", ".join(map(str, paths)),
+            why=f"what {script} would start can be tested before it runs",
+            do=f"rltop doctor {script}",
+        )
     if sink.problems:
         first = sink.problems[0]
         line = first.where.line or 1
@@ -84,20 +95,22 @@ def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
             why=first.why,
             do="copy the file again; let the run flush it first",
         )
-    looked = [*(f"{name} (empty)" for name in found.empty), *found.strange]
-    named = ", ".join(looked[:5]) + (f" and {len(looked) - 5} more" if len(looked) > 5 else "")
+    looked = [*(f"{name} (empty)" for name in found.empty), *found.strange, *(source.name for source in scripts)]
+    listed = ", ".join(looked[:5]) + (f" and {len(looked) - 5} more" if len(looked) > 5 else "")
     return RltopError(
         "holds nothing that rltop recognises",
         where=", ".join(map(str, paths)),
-        why=f"looked at {named}" if looked else "there is no file in it",
-        do="give a folder with *.log, metrics*.jsonl, args.txt, samples*.jsonl, *.pt or a checkpoint (docs/cli.md)",
+        why=f"looked at {listed}" if looked else "there is no file in it",
+        do="give a folder with *.log, metrics*.jsonl, args.txt, samples*.jsonl, *.pt or a checkpoint (docs/cli.md)"
+        + (f"; a launch script before its start: rltop doctor {scripts[0].path}" if scripts else ""),
     )
 
 
 def observations(sink: Sink) -> Observations:
     """What the readers found, put together."""
     set_aside(sink)
-    args = merged(sink.args)
+    given = with_script(sink.args, sink.scripts)
+    args = merged(given)
     events = in_order(sink.events)
     loads = [event for event in events if event.kind == _STARTS_WITH_LOAD]
     rows, cuts = segments.cut(_rollouts_of_steps(sink.metrics, args), loads)
@@ -119,11 +132,16 @@ def observations(sink: Sink) -> Observations:
         megatron=tuple(sink.megatron),
         dumps=tuple(sink.dumps),
         problems=tuple(sink.problems),
-        files=tuple(dict.fromkeys(sink.files)),
+        files=tuple(dict.fromkeys([*sink.files, *(_script(sink, given))])),
         args=args,
         vocab_size=_vocabulary(sink, args),
     )
     return replace(obs, mode=mode_of(obs), starts=_starts(obs))
+
+
+def _script(sink: Sink, given: Sequence[Args]) -> list[str]:
+    """The launch script whose arguments are used."""
+    return [one.where.source for one in given if one.where and any(one is script for script in sink.scripts)]
 
 
 def in_order(events: Sequence[LogEvent]) -> list[LogEvent]:

@@ -8,6 +8,7 @@ sample`, `Finish rollout`) becomes a sample and is never searched for anything e
 from __future__ import annotations
 
 import re
+import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from rltop.checks.observe import Args, MetricRow, PhaseEvent, Where
 from rltop.evidence import logtext
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines import RECOGNISERS, Line, Recogniser
-from rltop.evidence.pieces import Splitter, chunks, is_binary
+from rltop.evidence.pieces import GZIP, Splitter, chunks, how_packed, is_binary, unpacked
 from rltop.evidence.prefix import Prefix, is_hybrid, owner_of_actor, owner_of_file, read_prefix
 from rltop.evidence.sink import Reader, Sink, Source
 from rltop.evidence.traceback import Block, event_of, opens
@@ -597,20 +598,25 @@ class LogScan:
 
 
 def read(source: Source, sink: Sink) -> None:
-    """Reads a log file."""
+    """Reads a log file, also one that is packed with gzip."""
     scan = LogScan(source.name)
     splitter = Splitter()
     try:
         with source.path.open("rb") as file:
-            if is_binary(file.read(4096)):
-                sink.problem(source, "log", "the file is binary", line=1, whole=True)
+            head = file.read(4096)
+            packed = head.startswith(GZIP)
+            if not packed and is_binary(head):
+                how = how_packed(head)
+                why = f"it is packed with {how[0]}: {how[1]} it first" if how else "the file is binary"
+                sink.problem(source, "log", why, line=1, whole=True)
                 return
             file.seek(0)
-            for data in chunks(file):
+            for data in unpacked(file) if packed else chunks(file):
                 for start, pieces in splitter.feed(data):
                     scan.feed(start, pieces)
-    except OSError as error:
-        sink.problem(source, "log", f"can not be read: {error.strerror or error}", whole=True)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        sink.problem(source, "log", f"can not be read: {why}", whole=splitter.line == 1)
     for start, pieces in splitter.end():
         scan.feed(start, pieces)
     scan.finish(sink)
@@ -630,10 +636,12 @@ def sniff(source: Source, head: bytes) -> bool:
     return _LOOKS.search(head) is not None
 
 
+PACKED = ("*.log.gz", "*.out.gz", "*.err.gz", "*log*.txt.gz", "*.log.zst", "*.log.xz", "*.log.bz2")
+"""Logs that were rotated away. Only gzip is read; of the others it is said how to unpack them."""
 READERS: tuple[Reader, ...] = (
     Reader(
         "log",
-        ("*.log", "*.log.[0-9]*", "dmesg*.txt", "engine_start*.txt", "*.out", "*.err", "*log*.txt"),
+        ("*.log", "*.log.[0-9]*", "dmesg*.txt", "engine_start*.txt", "*.out", "*.err", "*log*.txt", *PACKED),
         read,
         sniff,
     ),

@@ -8,6 +8,7 @@ files (with their mark) become UTF-8 on the way; other encodings are told apart 
 from __future__ import annotations
 
 import codecs
+import gzip
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -59,6 +60,35 @@ def chunks(file: BinaryIO, *, chunk: int = CHUNK) -> Iterator[bytes]:
     while head := file.read(chunk):
         yield decoder.decode(head).encode("utf-8", "replace")
     yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+_PACKED: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b", "gzip", "gunzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
+    (b"\xfd7zXZ\0", "xz", "unxz"),
+    (b"BZh", "bzip2", "bunzip2"),
+    (b"PK\x03\x04", "zip", "unzip"),
+)
+GZIP = b"\x1f\x8b"
+MOST_UNPACKED = 64 << 30
+"""Bytes of a packed file that are unpacked: a file of a few MB can hold any number of zeros."""
+
+
+def how_packed(head: bytes) -> tuple[str, str] | None:
+    """(format, command that unpacks it) of a compressed file by its first bytes; None for one that is not."""
+    return next(((name, tool) for mark, name, tool in _PACKED if head.startswith(mark)), None)
+
+
+def unpacked(file: BinaryIO) -> Iterator[bytes]:
+    """The text in a gzip stream, piece by piece in constant memory. Raises OSError, EOFError or zlib.error where the
+    stream is damaged or cut off; what stood before has then been given."""
+    with gzip.GzipFile(fileobj=file, mode="rb") as stream:
+        size = 0
+        for data in chunks(stream):  # type: ignore[arg-type]
+            size += len(data)
+            yield data
+            if size >= MOST_UNPACKED:
+                raise OSError(f"it holds more than {MOST_UNPACKED >> 30} GiB; the rest was not read")
 
 
 class Splitter:

@@ -1,8 +1,9 @@
-"""Readers of `args.txt` and `env.txt`."""
+"""Readers of `args.txt`, `env.txt` and launch scripts."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rltop.checks.found import Document
@@ -16,6 +17,11 @@ MOST = 4 * 1024 * 1024
 _ENV = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>.*)")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIAL", re.I)
 MASK = "***"
+LAUNCH_FLAGS = frozenset(
+    {"rollout_batch_size", "global_batch_size", "num_rollout", "prompt_data", "actor_num_gpus_per_node"}
+    | {"data.train_batch_size", "actor_rollout_ref.model.path", "advantage_estimator", "algorithm.adv_estimator"}
+)
+"""Flags that only a training launch has, not the engine's or a converter's."""
 
 
 def read_text(source: Source, sink: Sink, kind: str) -> str | None:
@@ -66,6 +72,35 @@ def read_args(source: Source, sink: Sink) -> None:
     sink.files.append(source.name)
 
 
+def read_launch(source: Source, sink: Sink) -> None:
+    """A launch script. One that starts something else (a converter, `ray stop`) is nobody's arguments."""
+    try:
+        with source.path.open("rb") as file:
+            data = file.read(MOST)
+    except OSError as error:
+        sink.problem(source, "script", f"can not be read: {error.strerror or error}", whole=True)
+        return
+    if is_binary(data[:4096]):
+        return
+    words = read_script(data.decode("utf-8", "replace"), source.name, directory=".").words
+    found, _ = without_unread(parse_words(((word.text, word.line) for word in words), source.name))
+    if launches(found):
+        sink.scripts.append(found)
+
+
+def launches(args: Args) -> bool:
+    """The arguments are those of a training launch."""
+    return any(name in args.flags for name in LAUNCH_FLAGS)
+
+
+def with_script(parts: Sequence[Args], scripts: Sequence[Args]) -> tuple[Args, ...]:
+    """The arguments that the run left; without them those of its launch script. Several scripts that differ decide
+    nothing: which of them was started is not known."""
+    if not scripts or any(launches(part) for part in parts):
+        return tuple(parts)
+    return (scripts[0], *parts) if all(one.flags == scripts[0].flags for one in scripts) else tuple(parts)
+
+
 def read_env(source: Source, sink: Sink) -> None:
     """`KEY=value` lines. Values of secrets are masked."""
     text = read_text(source, sink, "env")
@@ -87,5 +122,6 @@ def read_env(source: Source, sink: Sink) -> None:
 
 READERS: tuple[Reader, ...] = (
     Reader("args", ("args*.txt", "*_args.txt", "cmd*.txt", "command*.txt"), read_args),
+    Reader("script", ("*.sh", "*.bash", "*.sbatch", "*.slurm"), read_launch),
     Reader("env", ("env.txt", "env*.txt", "*.env"), read_env),
 )

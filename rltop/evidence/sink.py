@@ -36,7 +36,20 @@ from rltop.checks.observe import (
 )
 
 Kind = Literal[
-    "args", "env", "log", "metrics", "samples", "http", "document", "rows", "ray", "hf", "megatron", "dump", "note"
+    "args",
+    "script",
+    "env",
+    "log",
+    "metrics",
+    "samples",
+    "http",
+    "document",
+    "rows",
+    "ray",
+    "hf",
+    "megatron",
+    "dump",
+    "note",
 ]
 
 
@@ -69,6 +82,8 @@ class Sink:
     megatron: list[MegatronCheckpoint] = field(default_factory=list)
     dumps: list[Dump] = field(default_factory=list)
     args: list[Args] = field(default_factory=list)
+    scripts: list[Args] = field(default_factory=list)
+    """What the launch scripts would start: they count where the run itself left no arguments."""
     problems: list[Problem] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     """Sources that were recognised and of which something could be used."""

@@ -189,10 +189,17 @@ def _file(path: Path, lead: str, inner: str, names: _Names, sink: Sink, found: F
             sink.problem(source, reader.kind, "the file is empty", whole=True)
     elif reader is None:
         found.strange.append(source.name)
+        plain, _, packed = source.name.rpartition(".")
+        if (tool := _UNPACK.get(packed.lower())) and (
+            meant := next((r for r in names.files if _named(r, plain)), None)
+        ):
+            sink.problem(source, meant.kind, f"it is packed: {tool} it first", whole=True)
     else:
         found.work.append((source, reader))
 
 
+_UNPACK = {"gz": "gunzip", "zst": "unzstd", "xz": "unxz", "bz2": "bunzip2"}
+"""Ending of a packed file -> what unpacks it."""
 _GROWING = frozenset({"log", "metrics", "samples", "http", "rows"})
 """Kinds whose files a run creates empty and fills later."""
 _BINARY = frozenset({"dump", "hf", "megatron"})

@@ -15,6 +15,7 @@ MOST = 8
 _KINDS = {
     "args": "a command line",
     "env": "an environment",
+    "script": "a launch script",
     "log": "a log",
     "metrics": "a row of metrics",
     "samples": "a row of samples",
