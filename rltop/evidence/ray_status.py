@@ -9,6 +9,7 @@ from rltop.checks.found import RaySnapshot
 from rltop.evidence.sink import Reader, Sink, Source
 
 MOST_BYTES = 4 << 20
+_MOST_RESOURCE = 1e18
 _USAGE = re.compile(
     r"^\s*(?P<used>[\d.]+)\s*(?P<u1>[KMGT]?i?B)?/(?P<total>[\d.]+)\s*(?P<u2>[KMGT]?i?B)?\s+(?P<name>\S+)"
 )
@@ -67,7 +68,7 @@ def parse(text: str, source: str, stem: str = "") -> RaySnapshot:
         elif section == "demands" and (found := _DEMAND.match(line)):
             bundle = _bundle(found["bundle"])
             if bundle:
-                many = int(found["count"] or found["groups"] or 1)
+                many = min(int((found["count"] or found["groups"] or "1")[:12]), 1_000_000_000)
                 demands.append((bundle, many, found["strategy"] or ""))
                 lines.setdefault("demands", number)
     at = _AT.search(stem)
@@ -78,9 +79,14 @@ def parse(text: str, source: str, stem: str = "") -> RaySnapshot:
 
 def _amount(number: str, unit: str | None) -> float:
     try:
-        return float(number) * _UNITS.get((unit or "")[:1], 1.0)
+        return _resource(float(number) * _UNITS.get((unit or "")[:1], 1.0))
     except ValueError:
         return 0.0
+
+
+def _resource(amount: float) -> float:
+    """No cluster has more of anything than this; a damaged file may say so."""
+    return amount if 0 <= amount <= _MOST_RESOURCE else 0.0
 
 
 def _bundle(text: str) -> dict[str, float]:
@@ -90,7 +96,11 @@ def _bundle(text: str) -> dict[str, float]:
         return {}
     if not isinstance(value, dict):
         return {}
-    return {str(key): float(amount) for key, amount in value.items() if isinstance(amount, int | float)}
+    return {
+        str(key): _resource(float(amount))
+        for key, amount in value.items()
+        if isinstance(amount, int | float) and abs(amount) <= _MOST_RESOURCE
+    }
 
 
 def _sniff(_source: Source, head: bytes) -> bool:

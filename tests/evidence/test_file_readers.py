@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rltop.evidence.ray_status import parse
 from rltop.evidence.sink import Sink
 from tests.evidence.files import bf16, document, f32, lines, read, safetensors
 
@@ -219,3 +220,9 @@ def test_the_nodes_of_a_verbose_status_do_not_replace_the_sum(tmp_path: Path) ->
 def test_a_text_that_is_no_status_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "ray_status.txt").write_text("Ray is not running.\n")
     assert read(tmp_path).problems[0].whole
+
+
+def test_amounts_that_no_cluster_has_are_no_amounts() -> None:
+    text = "Demands:\n {'GPU': 1e999}: 1+ pending\n {'GPU': 1, 'CPU': -3} * 99999999999999999999 (PACK): 9+ pending\n"
+    found = parse(text, "ray_status.txt")
+    assert found.demands == (({"GPU": 1.0, "CPU": 0.0}, 1_000_000_000, "PACK"),)

@@ -19,6 +19,8 @@ from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Verdict
 
 ID = "engine.bisect"
+_MOST_SECONDS = 1e9
+"""Longer ran no run; a damaged row may say so."""
 _NO_TOGGLES = frozenset(
     [
         "run",
@@ -130,7 +132,8 @@ def _run(row: Row) -> Run | None:
         if key.lower() not in _NO_TOGGLES and (value is None or isinstance(value, str | int | float | bool))
     }
     seconds = next((fields[key] for key in ("t_s", "duration_s", "seconds", "t") if key in fields), None)
-    known = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None
+    counts = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < _MOST_SECONDS
+    known = float(seconds) if counts and isinstance(seconds, int | float) else None
     outcome = "ok" if outcome in _CLEAN else _SAME.get(outcome, outcome)
     return Run(toggles, outcome, known, bool(fields.get("launch_blocking")), row)
 
