@@ -59,6 +59,53 @@ def test_slime_counts_samples(flags: dict[str, Any], status: str, words: str) ->
         assert one.advice
 
 
+ADVISED: list[tuple[dict[str, int], set[str]]] = [
+    (
+        {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 512, "num_steps_per_rollout": 2},
+        {"--global-batch-size 128", "--rollout-batch-size 128"},
+    ),
+    (
+        {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 100},
+        {"--global-batch-size 64", "--global-batch-size 128", "--rollout-batch-size 25"},
+    ),
+    (
+        {
+            "rollout_batch_size": 48,
+            "n_samples_per_prompt": 5,
+            "global_batch_size": 100,
+            "actor_num_gpus_per_node": 8,
+            "tensor_model_parallel_size": 2,
+        },
+        {"--global-batch-size 80", "--global-batch-size 120", "--rollout-batch-size 40"},
+    ),
+    (
+        {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 512, "num_rollout": 1},
+        {"--global-batch-size 256", "--rollout-batch-size 64"},
+    ),
+    (
+        {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "num_steps_per_rollout": 3},
+        {"--num-steps-per-rollout 2", "--num-steps-per-rollout 4"},
+    ),
+    (
+        {"rollout_batch_size": 4, "n_samples_per_prompt": 8, "global_batch_size": 32, "num_rollout": 0},
+        {"--num-rollout 1"},
+    ),
+    ({"rollout_batch_size": 7, "global_batch_size": 0, "num_steps_per_rollout": 2}, {"--global-batch-size 3"}),
+]
+
+
+@pytest.mark.parametrize(("flags", "advice"), ADVISED)
+def test_each_advice_alone_mends_the_batch_sizes(flags: dict[str, Any], advice: set[str]) -> None:
+    found = verdict("args.batch", with_args(**flags))
+    assert advice <= set(found.advice)
+    for text in advice:
+        name, number = text.removeprefix("--").split()
+        mended = flags | {name.replace("-", "_"): int(number)}
+        assert verdict("args.batch", with_args(**mended)).status in ("pass", "warn"), (text, mended)
+        if "steps" not in name and flags["global_batch_size"]:
+            assert verdict("args.batch", with_args(**mended)).status == "pass", (text, mended)
+
+
 ACTOR = "actor_rollout_ref.actor."
 VERL: list[tuple[dict[str, Any], str, str]] = [
     ({"data.train_batch_size": "128", f"{ACTOR}ppo_mini_batch_size": "64"}, "pass", "fit"),

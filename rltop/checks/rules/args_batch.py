@@ -98,27 +98,32 @@ def _slime(args: Args) -> tuple[dict[str, object], list[_Finding]]:
             cause = f"{product}, fewer than num_steps_per_rollout {steps}: a step has no sample."
             findings.append(_Finding("fail", cause, (f"--num-steps-per-rollout {samples}",), (*flags, _STEPS)))
         elif batch is not None and batch != derived:
+            values["global_batch_size"] = batch
             cause = (
                 f"num_steps_per_rollout {steps} sets global_batch_size to {samples} // {steps} = {derived}, but "
                 f"{batch} is given: the two must be equal."
             )
-            findings.append(_Finding("fail", cause, (f"--global-batch-size {derived}",), (*flags, _STEPS)))
+            advice = (f"--global-batch-size {derived}", _prompts_for(batch * steps, per_prompt, prompts))
+            findings.append(_Finding("fail", cause, advice, (*flags, _STEPS)))
+            batch = derived
         batch = batch or derived or None
     if batch is None:
         return values, findings
-    values["global_batch_size"] = batch
+    values.setdefault("global_batch_size", batch)
     if batch > samples:
-        enough = math.ceil(batch / per_prompt)
         cause = f"global_batch_size {batch} counts samples and is more than {product}: no step can be filled."
-        advice = (f"--global-batch-size {samples} (or less)", f"--rollout-batch-size {enough} (or more)")
+        advice = (f"--global-batch-size {samples}", _prompts_for(batch, per_prompt, prompts))
         findings.append(_Finding("fail", cause, advice, flags))
     elif batch > 0 and samples % batch:
-        best = math.gcd(samples, batch)
         cause = (
             f"{product} is no multiple of global_batch_size {batch}: {samples % batch} samples are never trained on."
         )
-        advice = (f"--global-batch-size {best}", f"--rollout-batch-size {math.lcm(batch, per_prompt) // per_prompt}")
-        findings.append(_Finding("warn", cause, advice, flags))
+        if steps:
+            advice = tuple(f"--num-steps-per-rollout {number}" for number in _divisors_near(samples, steps, 1))
+        else:
+            sizes = _divisors_near(samples, batch, _ranks(args))
+            advice = (*(f"--global-batch-size {size}" for size in sizes), _prompts_for(batch, per_prompt, prompts))
+        findings.append(_Finding("warn", cause, advice, (*flags, *((_STEPS,) if steps else ()))))
     if rollouts is not None and batch > 0:
         total = rollouts * samples // batch
         values |= {"num_rollout": rollouts, "train_iters": total}
@@ -127,13 +132,40 @@ def _slime(args: Args) -> tuple[dict[str, object], list[_Finding]]:
                 f"train_iters = num_rollout x samples // global_batch_size = {rollouts} x {samples} // {batch} = "
                 f"{total}: Megatron's learning-rate schedule has no step (lr_decay_steps > 0 fails)."
             )
-            findings.append(
-                _Finding("fail", cause, (f"--num-rollout {math.ceil(batch / samples)}",), ("num_rollout", *flags))
-            )
+            # Where a rollout fills no step, more rollouts do not help.
+            more = (f"--num-rollout {math.ceil(batch / samples)}",) if 0 < batch <= samples else ()
+            findings.append(_Finding("fail", cause, more, ("num_rollout", *flags)))
     return values, findings
 
 
 _STEPS = "num_steps_per_rollout"
+_MOST_SAMPLES = 10_000_000
+
+
+def _prompts_for(samples: int, per_prompt: int, prompts: int) -> str:
+    """The rollout batch size next to `prompts` whose samples fill batches of `samples`."""
+    unit = max(1, math.lcm(samples, per_prompt) // per_prompt)
+    return f"--rollout-batch-size {unit * max(1, round(prompts / unit))}"
+
+
+def _divisors_near(number: int, wanted: int, unit: int) -> tuple[int, ...]:
+    """Divisors of `number` just below and just above `wanted`: multiples of `unit`, where there are such."""
+    root = math.isqrt(min(number, _MOST_SAMPLES))
+    every = {one for low in range(1, root + 1) if number % low == 0 for one in (low, number // low)}
+    fit = {one for one in every if one % unit == 0} or every
+    below, above = [one for one in fit if one <= wanted], [one for one in fit if one > wanted]
+    return tuple([max(below)] if below else []) + tuple([min(above)] if above else [])
+
+
+def _ranks(args: Args) -> int:
+    """Data-parallel ranks of the trainer, which share a batch evenly; 1 where the arguments do not say."""
+    gpus = _whole(args, "actor_num_gpus_per_node")
+    if not gpus:
+        return 1
+    split = 1
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        split *= _whole(args, name) or 1
+    return max(1, gpus * (_whole(args, "actor_num_nodes") or 1) // max(1, split))
 
 
 def _verl(args: Args) -> tuple[dict[str, object], list[_Finding]]:
