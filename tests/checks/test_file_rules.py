@@ -329,6 +329,38 @@ def test_dumps_are_joined_by_index_over_all_shards() -> None:
     assert verdict("dump.join", obs(dumps=(made, other))).status == "skip"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "posix.system",
+        "os.popen",
+        "nt.system",
+        "subprocess.Popen",
+        "builtins.eval",
+        "__builtin__.exec",
+        "importlib.import_module",
+        "torch.hub.load",
+        "cloudpickle.cloudpickle._make_function",
+        "shutil.rmtree",
+        "pty.spawn",
+        "operator.attrgetter",
+    ],
+)
+def test_nobody_is_advised_to_allow_what_runs_code(name: str) -> None:
+    found = verdict("dump.foreign-class", obs(dumps=(dump("state", foreign=("my.Thing", name)),)))
+    assert f"calls {name} when it is loaded" in found.cause
+    assert found.advice[0].startswith("do not load ")
+    assert "add_safe_globals" not in " ".join(found.advice)
+    assert found.value["calls"] == [name]
+
+
+@pytest.mark.parametrize("name", ["pathlib.PosixPath", "argparse.Namespace", "builtins.getattr", "my.os.Thing"])
+def test_a_harmless_class_may_be_allowed_by_its_whole_name(name: str) -> None:
+    found = verdict("dump.foreign-class", obs(dumps=(dump("state", foreign=(name,)),)))
+    assert f"add_safe_globals([{name}])" in found.advice[1]
+    assert "when it is loaded" not in found.cause
+
+
 def test_a_class_in_a_file_or_in_the_log_is_named() -> None:
     one = dump("state", foreign=("my.module.Thing",))
     refused = LogEvent("pickle_refused", "Weights only load failed", at(4), data={"class": "my.module.Thing"})

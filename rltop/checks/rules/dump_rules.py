@@ -131,20 +131,121 @@ def check_foreign(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 
 
 def _foreign(source: str, names: list[str], evidence: tuple[Evidence, ...], refused: bool) -> Verdict:
-    cause = f"{source} wants {some(names)}, which is outside the allow-list of a weights-only load"
-    cause += " (torch from 2.6 on refuses it, as the log shows)" if refused else " (torch from 2.6 on refuses it)"
+    shown = "the weights-only load refused it, as the log shows" if refused else "torch from 2.6 on refuses it"
+    value: dict[str, object] = {"file": source, "classes": names[:MOST_LISTED]}
+    if calls := [name for name in names if runs_code(name)]:
+        value["calls"] = calls[:MOST_LISTED]
+        cause = f"{source} calls {some(calls)} when it is loaded: it runs commands or code of whoever wrote it"
+        cause += f" ({shown}; nothing of it was executed here)."
+        advice: tuple[str, ...] = (
+            f"do not load {source}, on any machine, with any allow-list: no data needs {calls[0]}",
+            "find out who wrote it, and where it was loaded already (weights_only=False, pickle.load)",
+            "set it aside, with everything else of the same origin",
+        )
+    else:
+        cause = f"{source} wants {some(names)}, which is outside the allow-list of a weights-only load ({shown}); "
+        cause += "nothing of it was executed here, and it must not be loaded with full unpickling."
+        listed = ", ".join(names[:4])
+        advice = (
+            "save the file again with plain types (dict, list, numbers)",
+            f"torch.serialization.add_safe_globals([{listed}]) if the file's origin is known",
+        )
     return Verdict(
         FOREIGN,
         "fail",
         threshold={"classes": 0},
-        value={"file": source, "classes": names[:MOST_LISTED]},
+        value=value,
         evidence=evidence,
-        cause=cause + "; nothing of it was executed here, and it must not be loaded with full unpickling.",
-        advice=(
-            "save the file again with plain types (dict, list, numbers)",
-            f"torch.serialization.add_safe_globals([{names[0].rsplit('.', 1)[-1]}]) if the file's origin is known",
-        ),
+        cause=cause,
+        advice=advice,
     )
+
+
+_RUNS_CODE = frozenset(
+    [
+        "os",
+        "posix",
+        "nt",
+        "subprocess",
+        "popen2",
+        "sys",
+        "shutil",
+        "socket",
+        "pty",
+        "ctypes",
+        "_ctypes",
+        "importlib",
+        "imp",
+        "runpy",
+        "code",
+        "codeop",
+        "pdb",
+        "bdb",
+        "cProfile",
+        "timeit",
+        "webbrowser",
+        "urllib",
+        "requests",
+        "http",
+        "httplib",
+        "aiohttp",
+        "ftplib",
+        "smtplib",
+        "telnetlib",
+        "asyncio",
+        "pip",
+        "pydoc",
+        "ensurepip",
+        "distutils",
+        "setuptools",
+        "marshal",
+        "pickle",
+        "_pickle",
+        "cPickle",
+        "dill",
+        "_dill",
+        "cloudpickle",
+        "paramiko",
+        "pexpect",
+        "zipimport",
+        "pkgutil",
+    ]
+)
+"""Modules whose functions start programs, open connections or files, or make code out of data."""
+_RUNS_CODE_TOO = frozenset(
+    [
+        *(
+            f"{module}.{name}"
+            for module in ("builtins", "__builtin__")
+            for name in [
+                "eval",
+                "exec",
+                "execfile",
+                "compile",
+                "open",
+                "file",
+                "__import__",
+                "breakpoint",
+                "input",
+                "globals",
+                "delattr",
+            ]
+        ),
+        *(f"{module}.{name}" for module in ("operator", "_operator") for name in ("attrgetter", "methodcaller")),
+        *(f"types.{name}" for name in ("CodeType", "FunctionType", "LambdaType")),
+        *("torch.load", "torch.jit.load", "numpy.load", "joblib.load", "pandas.read_pickle", "yaml.load"),
+    ]
+)
+_RUNS_CODE_UNDER = ("torch.hub.", "torch.utils.cpp_extension.", "ray.cloudpickle.", "numpy.testing.", "numpy.f2py.")
+
+
+def runs_code(name: str) -> bool:
+    """A global (`module.name`) that data has no use for: it acts, or makes code of data, as soon as a load calls it.
+
+    After the list of picklescan, without what honest checkpoints hold too (paths, enums by `getattr`, `partial`).
+    """
+    module = name.partition(".")[0]
+    return module in _RUNS_CODE or name in _RUNS_CODE_TOO or name.startswith(_RUNS_CODE_UNDER)
 
 
 # -- dump.routing-field
