@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rltop.checks.observe import Observations, Where
+from rltop.checks.observe import Args, Observations, Where
 from rltop.checks.verdict import FIRING, Verdict
 
 _BASE_MODEL = re.compile(r"(?:^|[-_/.])(?:base|pretrain(?:ed)?|pt)(?:[-_/.]|$)", re.IGNORECASE)
@@ -136,6 +136,17 @@ def sglang_version(obs: Observations) -> str:
         if event.kind == "update_summary" and event.data.get("sglang"):
             return str(event.data["sglang"])
     return ""
+
+
+def engine_has(obs: Observations, *names: str) -> bool | None:
+    """One of these settings of SGLang is on, by the server's report or slime's flags; None where neither is there."""
+    told = [d.fields for d in obs.documents if d.kind == "server_info"]
+    told += [switches for event in obs.events if isinstance(switches := event.data.get("switches"), dict)]
+    told = told or [{key[7:]: value for key, value in obs.args.flags.items() if key.startswith("sglang_")}]
+    told = [fields for fields in told if fields]
+    if not told:
+        return None
+    return any(Args(fields).on(name) for fields in told for name in names)
 
 
 def fires(obs: Observations, *ids: str) -> tuple[Verdict, ...]:

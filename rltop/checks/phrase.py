@@ -26,6 +26,18 @@ def num(value: float) -> str:
     return f"{value:.4g}"
 
 
+def brief(text: str, most: int = 240) -> str:
+    """The beginning of what somebody else wrote, for the middle of a sentence: whole sentences if one fits, else
+    whole words and an ellipsis; no full stop at the end."""
+    plain = " ".join(text.split())
+    if len(plain) <= most:
+        return plain.rstrip(".")
+    head = plain[:most]
+    if ". " in head:
+        return head.rpartition(". ")[0]
+    return (head.rpartition(" ")[0] or head) + "…"
+
+
 def count(number: int, what: str) -> str:
     """`1 check`, `3 checks`; `what` takes an s."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -12,6 +12,11 @@ from rltop.checks.phrase import mismatches
 
 UPDATE = re.compile(r"/(?:update_weights?\w*|pull_weights?\w*|reload_weights?|load_weights?\w*|sync_weights?)\b")
 """Endpoints that change an engine's weights."""
+COMPARE = (
+    "--check-weight-update-equal at the next launch: the engine's weights after the first sync are compared with its "
+    "checkpoint, and weights.compare names the tensors that differ (not for delta updates)"
+)
+"""Advice, where it is open whether an engine holds what it should."""
 _NOT = ("/update_weight_version", "/update_weights_group", "/init_weights")
 
 

@@ -97,6 +97,24 @@ def test_a_fault_in_capture_has_a_short_ladder_and_launch_blocking_goes_with_gra
     assert not any("mem-fraction" in advice for advice in serving.advice)
 
 
+@pytest.mark.parametrize("source", ["server", "flags"])
+def test_the_ladder_leaves_out_what_is_off(source: str) -> None:
+    flags = {"sglang_speculative_algorithm": "EAGLE", "sglang_disable_cuda_graph": True}
+    printed = {"speculative_algorithm": "EAGLE", "disable_cuda_graph": "True", "enable_dp_attention": "False"}
+    start = event("engine_stage", "server_args=ServerArgs(...)", owner="engine", stage="start", switches=printed)
+    if source == "server":
+        one = verdict("engine.ima", seen(start, batch(), ima()))
+    else:
+        one = verdict("engine.ima", seen(batch(), ima(), flags=flags))
+    told = "\n".join(one.advice)
+    assert "speculative decoding off" in told
+    assert "overlap schedule off" in told
+    for gone in ("CUDA graph off", "DeepEP", "DP attention", "hierarchical"):
+        assert gone not in told
+    unknown = "\n".join(verdict("engine.ima", seen(batch(), ima())).advice)
+    assert all(step in unknown for step in ("CUDA graph off", "DeepEP", "DP attention", "hierarchical"))
+
+
 def test_the_owner_of_the_first_fault_decides_which_side_is_judged() -> None:
     mine = ima(
         owner="trainer", actor="MegatronTrainRayActor", pid=9, frames=(("/x/megatron/core/a.py", 1, "backward"),)

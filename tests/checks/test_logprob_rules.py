@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rltop.checks.observe import EngineSync, MetricRow, Observations, RunStart, Sample, SyncEvent
+from rltop.checks.syncs import COMPARE
 from tests.checks.build import healthy, obs, rollout, sample, train, verdict
 
 NAN = math.nan
@@ -182,7 +183,7 @@ def test_the_sync_before_the_first_bad_rollout_is_the_change_point() -> None:
     assert found.value["change_point"] == {"rollout": 3, "weights_version": "3"}
     assert "version 3: that sync is the change point" in found.cause
     assert "at most 0.002 through rollout 2" in found.cause
-    assert "--check-weight-update-equal" in found.advice
+    assert COMPARE in found.advice
     assert any(e.source == "weights@3" for e in found.evidence)
     assert found.confidence == "medium"
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rltop.checks.observe import Args, MetricRow, RunStart
+from rltop.checks.phrase import brief, num
 from rltop.checks.samples import make_sample, pooled, token_gap
 from rltop.checks.series import (
     finite,
@@ -28,6 +29,20 @@ from rltop.checks.series import (
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.errors import RltopError
 from tests.checks.build import healthy, obs, rollout, train
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(16384.0, "16384"), (0.0, "0"), (-3.0, "-3"), (0.012345, "0.01235"), (1e12, "1e+12"), (math.nan, "NaN")],
+)
+def test_whole_numbers_are_whole(value: float, text: str) -> None:
+    assert num(value) == text
+
+
+def test_what_others_wrote_is_cut_between_sentences_or_words() -> None:
+    assert brief("It failed.\nTwice.") == "It failed. Twice"
+    assert brief("It failed here. " + "word " * 90, 40) == "It failed here"
+    assert brief("word " * 90, 20) == "word word word word…"
 
 
 def test_points_are_sorted_and_one_per_step() -> None:

@@ -120,6 +120,28 @@ def test_the_answer_counts_as_much_as_the_status(status: int, answer: dict[str, 
     assert (found.status, found.engine) == (("fail", 3) if refused else ("pass", None))
 
 
+def test_a_refusal_of_no_known_endpoint_has_no_gap_in_its_sentence() -> None:
+    long = "Downcasting not allowed. The weights are partially updated. " + "Please discard them " * 20
+    told = event("update_refused", 4, pid=17, message=long)
+    found = verdict("weights.update-failed", obs(events=(told,)))
+    assert " :" not in found.cause
+    assert "refused the update: Downcasting not allowed. The weights are partially updated. It holds" in found.cause
+
+
+@pytest.mark.parametrize(("when", "words"), [(True, "The responses before the update are fine"), (False, "0 is fine")])
+def test_the_subject_of_a_sentence_has_its_verb(when: bool, words: str) -> None:
+    ids: dict[str, Any] = {"rollout_id": None} if when else {}
+    parts = [("before_update", GOOD_TEXT), ("after_update", SALAD)]
+    rows = [
+        sample(text, index=i, **(ids | ({"when": name} if when else {"rollout_id": i})))
+        for i, (name, text) in enumerate(parts)
+    ]
+    found = verdict("weights.sync-garble", obs(*rows))
+    assert found.status == "fail"
+    assert words in found.cause
+    assert "(1 of 1 response)" in found.cause
+
+
 def test_a_refusal_in_the_log_and_one_of_a_live_engine() -> None:
     told = event("update_refused", 4, pid=17, message="The weights are partially updated.")
     found = verdict("weights.update-failed", obs(events=(told,)))

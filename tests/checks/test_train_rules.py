@@ -197,6 +197,21 @@ def test_it_says_whether_the_step_reached_the_weights(later: list[Any], reached:
     assert any("stop the run" in advice for advice in found.advice) is reached
 
 
+@pytest.mark.parametrize(("later", "words"), [(2, "learned nothing from them."), (0, "does not learn.")])
+def test_skipped_steps_are_named_in_cause_and_advice_alike(later: int, words: str) -> None:
+    rows = norms(NAN, *[0.3] * 8, NAN, NAN, NAN, *[0.3] * later)
+    found = verdict("train.skipped-steps", obs(*rows, flags=NO_CHECK))
+    assert "skipped steps 9 to 11, 3 in a row (4 in all)" in found.cause
+    assert found.cause.endswith(words)
+    assert found.advice[0].endswith("the data of steps 9 to 11")
+
+
+def test_an_abort_in_megatrons_words_is_a_sentence() -> None:
+    found = verdict(NANS, obs(lines=(TextLine(ABORT, "trainer"),)))
+    assert found.cause.startswith("At step 58 on rank 23, node node-c: found NaN in local grad norm")
+    assert "is NaN" not in found.cause
+
+
 def test_an_abort_names_rank_node_and_iteration() -> None:
     found = verdict(NANS, obs(*norms(0.3), lines=(TextLine(ABORT, "trainer"),)))
     assert (found.status, found.rank, found.step) == ("fail", 23, 58)

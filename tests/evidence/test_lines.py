@@ -39,6 +39,17 @@ def test_every_spelling_of_an_illegal_access(text: str, fault: str) -> None:
     assert kinds(text)["ima"]["fault"] == fault
 
 
+def test_the_server_s_own_arguments_say_what_is_switched_on() -> None:
+    text = "server_args=ServerArgs(model_path='/m', " + "x=1, " * 200 + "speculative_algorithm='EAGLE', "
+    found = kinds(text + "disable_cuda_graph=False, enable_dp_attention=True, moe_a2a_backend=None)")["engine_stage"]
+    assert found["switches"] == {
+        "speculative_algorithm": "EAGLE",
+        "disable_cuda_graph": "False",
+        "enable_dp_attention": "True",
+        "moe_a2a_backend": "None",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -80,6 +80,7 @@ def _slime(args: Args) -> tuple[dict[str, object], list[_Finding]]:
     over = _whole(args, "over_sampling_batch_size")
     values: dict[str, object] = {}
     findings: list[_Finding] = []
+    advice: tuple[str, ...]
     if prompts is not None and over is not None and over < prompts:
         values["over_sampling_batch_size"] = over
         cause = f"over_sampling_batch_size {over} is less than rollout_batch_size {prompts}: a rollout never fills."

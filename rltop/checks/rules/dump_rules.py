@@ -161,82 +161,17 @@ def _foreign(source: str, names: list[str], evidence: tuple[Evidence, ...], refu
     )
 
 
-_RUNS_CODE = frozenset(
-    [
-        "os",
-        "posix",
-        "nt",
-        "subprocess",
-        "popen2",
-        "sys",
-        "shutil",
-        "socket",
-        "pty",
-        "ctypes",
-        "_ctypes",
-        "importlib",
-        "imp",
-        "runpy",
-        "code",
-        "codeop",
-        "pdb",
-        "bdb",
-        "cProfile",
-        "timeit",
-        "webbrowser",
-        "urllib",
-        "requests",
-        "http",
-        "httplib",
-        "aiohttp",
-        "ftplib",
-        "smtplib",
-        "telnetlib",
-        "asyncio",
-        "pip",
-        "pydoc",
-        "ensurepip",
-        "distutils",
-        "setuptools",
-        "marshal",
-        "pickle",
-        "_pickle",
-        "cPickle",
-        "dill",
-        "_dill",
-        "cloudpickle",
-        "paramiko",
-        "pexpect",
-        "zipimport",
-        "pkgutil",
-    ]
+_RUNS_CODE = re.compile(
+    r"(?:os|posix|nt|subprocess|popen2|sys|shutil|socket|pty|_?ctypes|importlib|imp|runpy|code|codeop|pdb|bdb|cProfile|"
+    r"timeit|webbrowser|urllib|requests|http|httplib|aiohttp|ftplib|smtplib|telnetlib|asyncio|pip|pydoc|ensurepip|"
+    r"distutils|setuptools|marshal|_?pickle|cPickle|_?dill|cloudpickle|paramiko|pexpect|zipimport|pkgutil)\..+|"
+    r"(?:builtins|__builtin__)\."
+    r"(?:eval|exec|execfile|compile|open|file|__import__|breakpoint|input|globals|delattr)|"
+    r"_?operator\.(?:attrgetter|methodcaller)|types\.(?:Code|Function|Lambda)Type|"
+    r"(?:torch(?:\.jit)?|numpy|joblib|yaml)\.load|pandas\.read_pickle|"
+    r"(?:torch\.hub|torch\.utils\.cpp_extension|ray\.cloudpickle|numpy\.testing|numpy\.f2py)\..+"
 )
-"""Modules whose functions start programs, open connections or files, or make code out of data."""
-_RUNS_CODE_TOO = frozenset(
-    [
-        *(
-            f"{module}.{name}"
-            for module in ("builtins", "__builtin__")
-            for name in [
-                "eval",
-                "exec",
-                "execfile",
-                "compile",
-                "open",
-                "file",
-                "__import__",
-                "breakpoint",
-                "input",
-                "globals",
-                "delattr",
-            ]
-        ),
-        *(f"{module}.{name}" for module in ("operator", "_operator") for name in ("attrgetter", "methodcaller")),
-        *(f"types.{name}" for name in ("CodeType", "FunctionType", "LambdaType")),
-        *("torch.load", "torch.jit.load", "numpy.load", "joblib.load", "pandas.read_pickle", "yaml.load"),
-    ]
-)
-_RUNS_CODE_UNDER = ("torch.hub.", "torch.utils.cpp_extension.", "ray.cloudpickle.", "numpy.testing.", "numpy.f2py.")
+"""Functions that start programs, open connections or files, or make code of data."""
 
 
 def runs_code(name: str) -> bool:
@@ -244,8 +179,7 @@ def runs_code(name: str) -> bool:
 
     After the list of picklescan, without what honest checkpoints hold too (paths, enums by `getattr`, `partial`).
     """
-    module = name.partition(".")[0]
-    return module in _RUNS_CODE or name in _RUNS_CODE_TOO or name.startswith(_RUNS_CODE_UNDER)
+    return _RUNS_CODE.fullmatch(name) is not None
 
 
 # -- dump.routing-field

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rltop.checks.facts import fires
 from rltop.checks.found import Row
 from rltop.checks.observe import Observations
-from rltop.checks.phrase import missing, num, of_place
+from rltop.checks.phrase import count, missing, num, of_place
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Verdict
 
@@ -190,13 +190,14 @@ def _show(value: Value) -> str:
 
 
 def _implicated(runs: list[Run], fault: str, proved: list[Finding], cleared: list[str], rate: float) -> Verdict:
-    parts = [f"{one.toggle} {_show(one.start)} -> {_show(one.to)} ({one.clean} clean runs)" for one in proved]
+    parts = [f"{one.toggle} {_show(one.start)} -> {_show(one.to)} ({count(one.clean, 'clean run')})" for one in proved]
     together = " and ".join(parts)
     first = proved[0]
     sure = first.fails >= 3
     confidence: Confidence = "high" if sure else "medium"
-    cause = f"The fault ({fault}) goes away with {together}, after {first.fails} failures in {first.runs} runs of the "
-    cause += f"failing setting (rate {num(rate)}, so {first.needed} clean runs are needed)"
+    cause = f"The fault ({fault}) goes away with {together}, after {count(first.fails, 'failure')} in "
+    cause += f"{count(first.runs, 'run')} of the failing setting (rate {num(rate)}, which takes "
+    cause += f"{count(first.needed, 'clean run')})"
     if len(proved) > 1:
         cause += "; each of them clears it, which is an interaction of them until the pairs have been run"
     cause += f". No part in it: {', '.join(cleared)}." if cleared else "."
@@ -235,7 +236,8 @@ def _implicated(runs: list[Run], fault: str, proved: list[Finding], cleared: lis
 
 def _open(runs: list[Run], fault: str, findings: list[Finding], cleared: list[str], rate: float) -> Verdict:
     parts = [
-        f"{one.toggle}={_show(one.to)} has {one.clean} of {one.needed} clean runs ({one.needed - one.clean} missing)"
+        f"{one.toggle}={_show(one.to)} has {one.clean} of {count(one.needed, 'clean run')} "
+        f"({one.needed - one.clean} missing)"
         for one in findings
     ]
     fails = sum(run.outcome == fault for run in runs)
@@ -256,7 +258,7 @@ def _open(runs: list[Run], fault: str, findings: list[Finding], cleared: list[st
         evidence=_evidence(runs, fault),
         cause=cause,
         advice=(
-            (f"{best.needed - best.clean} more clean runs with {best.toggle}={_show(best.to)}",)
+            (f"{count(best.needed - best.clean, 'more clean run')} with {best.toggle}={_show(best.to)}",)
             if best
             else ("a run that differs from the failing one in one switch",)
         ),

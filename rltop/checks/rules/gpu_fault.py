@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rltop.checks.events import DEDUP, own_frame, who, whole
+from rltop.checks.facts import engine_has
 from rltop.checks.faults import HARDWARE_XIDS, Fault, first_fault
 from rltop.checks.known import match_fault
 from rltop.checks.observe import Observations
@@ -14,6 +15,7 @@ from rltop.checks.verdict import Evidence, Verdict
 
 ENGINE = "engine.ima"
 TRAINER = "train.ima"
+_NO_SPECULATION = "speculative decoding off: remove every --sglang-speculative-* flag"
 _CORE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 CUDA_COREDUMP_FILE=/persistent/cuda_coredump_%h.%p.%t"
 
 
@@ -105,7 +107,7 @@ def _engine(obs: Observations, fault: Fault) -> Verdict:
     if known:
         value["known"] = [f"{crash.issue}" for crash in known]
         cause += f" It {known[0].sentence()}."
-    advice = _hardware_advice() if hardware else (*(crash.advice() for crash in known), *_ladder(fault))
+    advice = _hardware_advice() if hardware else (*(crash.advice() for crash in known), *_ladder(obs, fault))
     if event.repeated:
         advice = (*advice, DEDUP)
     return Verdict(
@@ -128,25 +130,48 @@ def _hardware_advice() -> tuple[str, ...]:
     )
 
 
-def _ladder(fault: Fault) -> tuple[str, ...]:
+def _switches(obs: Observations) -> tuple[str, ...]:
+    """What can be switched off, the likeliest first; what is known to be off is left out."""
+    steps = (
+        (
+            "CUDA graph off: --sglang-disable-cuda-graph (then graphs on with --sglang-disable-cuda-graph-padding)",
+            engine_has(obs, "disable_cuda_graph") is not True,
+        ),
+        (
+            _NO_SPECULATION,
+            engine_has(obs, "speculative_algorithm") is not False,
+        ),
+        (
+            "overlap schedule off: --sglang-disable-overlap-schedule",
+            engine_has(obs, "disable_overlap_schedule") is not True,
+        ),
+        (
+            "DeepEP off: --sglang-moe-a2a-backend none, and no --moe-enable-deepep in the trainer",
+            engine_has(obs, "moe_a2a_backend", "enable_deepep_moe") is not False or obs.args.on("moe_enable_deepep"),
+        ),
+        ("DP attention off: no --sglang-enable-dp-attention", engine_has(obs, "enable_dp_attention") is not False),
+        (
+            "hierarchical cache off: no --sglang-enable-hierarchical-cache",
+            engine_has(obs, "enable_hierarchical_cache") is not False,
+        ),
+    )
+    return tuple(text for text, may_be_on in steps if may_be_on)
+
+
+def _ladder(obs: Observations, fault: Fault) -> tuple[str, ...]:
     soak = ""
     if fault.since_start_s and fault.since_start_s >= 1:
         soak = f" for longer than {span(1.5 * fault.since_start_s)}, because the fault took {span(fault.since_start_s)}"
     if fault.phase == "capture":
         return (
             "CUDA graph off: --sglang-disable-cuda-graph",
-            "speculative decoding off: remove every --sglang-speculative-* flag",
+            *([] if engine_has(obs, "speculative_algorithm") is False else [_NO_SPECULATION]),
             "another image of SGLang (the last one that worked)",
             f"a CUDA core dump names the kernel: {_CORE}",
         )
     return (
         f"replay the same requests against one engine{soak}, one toggle at a time",
-        "CUDA graph off: --sglang-disable-cuda-graph (then graphs on with --sglang-disable-cuda-graph-padding)",
-        "speculative decoding off: remove every --sglang-speculative-* flag",
-        "overlap schedule off: --sglang-disable-overlap-schedule",
-        "DeepEP off: --sglang-moe-a2a-backend none, and no --moe-enable-deepep in the trainer",
-        "DP attention off: no --sglang-enable-dp-attention",
-        "hierarchical cache off: no --sglang-enable-hierarchical-cache",
+        *_switches(obs),
         "another image of SGLang",
         "CUDA_LAUNCH_BLOCKING=1 together with CUDA graphs off (it only locates: it changes the timing)",
         f"a CUDA core dump names the kernel: {_CORE}",

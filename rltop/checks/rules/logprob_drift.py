@@ -10,6 +10,7 @@ from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_points
 from rltop.checks.rules.logprob_gap import Gap, gaps
 from rltop.checks.series import TREND_POINTS, Point, finite, maybe_on_policy, points, segments, trend
+from rltop.checks.syncs import COMPARE
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
 
@@ -137,7 +138,7 @@ def _verdict(
         advice=(
             "sync once more and measure again",
             "flush the prefix cache after every update and check the answer",
-            "--check-weight-update-equal",
+            COMPARE,
             "rescore one prompt by both sides",
         ),
         confidence="medium",

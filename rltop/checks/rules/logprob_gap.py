@@ -15,6 +15,7 @@ from rltop.checks.observe import Observations, Sample, SyncEvent
 from rltop.checks.phrase import jnum, mismatches, missing, num, of_points, of_samples, of_sync
 from rltop.checks.samples import pooled
 from rltop.checks.series import Point, finite, maybe_on_policy, points, quarters
+from rltop.checks.syncs import COMPARE
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Status, Verdict
 
@@ -231,17 +232,17 @@ def _blame(sync: SyncEvent) -> str:
 def _advice(before: Sequence[Gap], sync: SyncEvent | None) -> tuple[str, ...]:
     if before and sync:
         return (
-            "--check-weight-update-equal",
+            COMPARE,
             f"compare one tensor of the engine after version {sync.version} with the trainer's, layer by layer",
             "restart the engines with a full load: a gap that the next sync brings back is in name map or transport",
         )
     if before:
         return (
-            "--check-weight-update-equal",
+            COMPARE,
             "look at the engine log between the two rollouts for a restart or a refused update",
         )
     return (
-        "--check-weight-update-equal",
+        COMPARE,
         "--hf-checkpoint and --load (or --ref-load): the same model",
         "rescore one response by both sides with the same temperature",
     )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rltop.checks.names import some
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_place, of_points, of_samples, percent
 from rltop.checks.series import Point, median, points
@@ -114,7 +115,7 @@ def _judge(steps: list[Step], t: Thresholds) -> Verdict:
     fail = share >= t.outlier_fail and again >= 2
     cause = (
         f"{len(at)} of {len(worst.errors)} sequences ({percent(share)}) of step {worst.step} have an error above "
-        f"{num(t.outlier_error)} (prompts {', '.join(prompts[:12])}), while the median of the rest is "
+        f"{num(t.outlier_error)} ({_named(prompts)}), while the median of the rest is "
         f"{num(rest)}"
     )
     cause += (
@@ -131,11 +132,15 @@ def _judge(steps: list[Step], t: Thresholds) -> Verdict:
         evidence=tuple(worst.evidence),
         cause=cause,
         advice=(
-            f"rescore prompts {', '.join(prompts[:6])} on both sides and compare token by token",
+            f"rescore {_named(prompts)} on both sides and compare token by token",
             "another engine version",
             "mask sequences by their error in the loss",
         ),
     )
+
+
+def _named(prompts: list[str]) -> str:
+    return f"prompt{'s' if len(prompts) > 1 else ''} {some(prompts, 12)}"
 
 
 def _again(steps: list[Step], t: Thresholds) -> int:

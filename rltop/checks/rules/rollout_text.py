@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rltop.checks.facts import pretrained
 from rltop.checks.observe import Observations, Sample, SyncEvent
 from rltop.checks.phrase import missing, of_samples, of_sync, percent
+from rltop.checks.syncs import COMPARE
 from rltop.checks.text import MOST_CODE, TextFacts
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Status, Verdict
@@ -274,13 +275,13 @@ def _advice(group: _Group, at: int, sync: SyncEvent | None, base: bool, obs: Obs
             "--debug-rollout-only with the same --hf-checkpoint",
         )
     if sync is not None:
-        return ("--check-weight-update-equal", "restart the engines with a full load and compare the next rollout")
+        return (COMPARE, "restart the engines with a full load and compare the next rollout")
     if _rollout_only(obs):
         return ("compare with transformers' own generate() on the same --hf-checkpoint", "another engine version")
     return (
         "--debug-rollout-only with the same --hf-checkpoint",
         "grep 'successfully loaded checkpoint' in the trainer's log",
-        "--check-weight-update-equal",
+        COMPARE,
     )
 
 

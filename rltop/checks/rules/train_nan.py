@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rltop.checks.facts import NO_TRAINER, exp_estimator, may_skip_bad_steps, skips_bad_steps
 from rltop.checks.observe import Observations, Sample, SyncEvent, TextLine
-from rltop.checks.phrase import jnum, missing, num, of_line, of_points, of_samples, of_sync
+from rltop.checks.phrase import brief, jnum, missing, num, of_line, of_points, of_samples, of_sync
 from rltop.checks.rules.args_batch import no_accumulation
 from rltop.checks.rules.train_skipped import survived_steps
 from rltop.checks.series import Point, bad_points_of_all_ranks, finite, points
@@ -32,6 +32,7 @@ ABORT = re.compile(
     r"Unexpected result (?P<result>\S+)(?: \(message='(?P<message>[^']*)')?"
 )
 """Megatron-Core's message when its check finds NaN, Inf or a spike in loss or gradient."""
+LOSS_OR_GRADIENT = "loss or gradient"
 STEP_SKIPPED = "train/step_skipped"
 """1 where the trainer itself says that it left the weights alone (rltop's does)."""
 
@@ -100,7 +101,7 @@ def _of_line(line: TextLine) -> Incident | None:
     step = int(found["iteration"])
     result = found["result"].lower().strip("(),")
     value = math.inf if "inf" in result and "nan" not in result else math.nan
-    quantity = found["message"] or "loss or gradient"
+    quantity = found["message"] or LOSS_OR_GRADIENT
     order = (line.segment, step, 1, step)
     return Incident(order, quantity, value, None, step, int(found["rank"]), found["node"], True, (of_line(line),))
 
@@ -145,10 +146,17 @@ def _fail(obs: Observations, t: Thresholds, first: Incident) -> Verdict:
         | ({"iteration": first.step} if first.aborted else {}),
         threshold="finite",
         evidence=first.evidence + evidence,
-        cause=f"{first.quantity} is {num(first.value)} {where}; {effect}.{source}",
+        cause=f"{_what(first, where)}; {effect}.{source}",
         advice=_advice(obs, reached),
         confidence="medium" if first.quantity == "rollout/rollout_log_probs" else "high",
     )
+
+
+def _what(first: Incident, where: str) -> str:
+    """Megatron's own words are a sentence already."""
+    if first.aborted and " " in first.quantity and first.quantity != LOSS_OR_GRADIENT:
+        return f"{where[0].upper()}{where[1:]}: {brief(first.quantity)}"
+    return f"{first.quantity} is {num(first.value)} {where}"
 
 
 def _effect(obs: Observations, first: Incident) -> tuple[str, bool | None, tuple[Evidence, ...]]:

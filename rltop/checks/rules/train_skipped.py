@@ -98,7 +98,9 @@ def _judge(obs: Observations, t: Thresholds, series: Sequence[Point], skipped: S
     cause += f", {len(longest)} in a row" if len(longest) > 1 else ""
     cause += f" and {percent(share)} of the newest {window} steps" if often else ""
     cause += f" ({len(skipped)} in all): their gradient is not finite, the weights did not change"
-    cause += ", the model does not learn." if status == "warn" else "."
+    ended = longest and not often and longest[-1].order < max(point.order for point in series)
+    cause += (", the model learned nothing from them." if ended else ", the model does not learn.") * (status == "warn")
+    cause += "." * (status != "warn")
     return Verdict(
         ID,
         status,
@@ -115,7 +117,7 @@ def _judge(obs: Observations, t: Thresholds, series: Sequence[Point], skipped: S
         evidence=of_points(shown[:4] or skipped[:4]),
         cause=cause,
         advice=(
-            f"--save-debug-rollout-data DIR/{{rollout_id}}.pt: the data of step {skipped[0].step}",
+            f"--save-debug-rollout-data DIR/{{rollout_id}}.pt: the data of {steps}",
             "a lower --lr",
             *(("--bf16 instead of --fp16",) if obs.args.on("fp16") else ()),
         ),

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from rltop.checks.facts import fires, quantised_rollout
 from rltop.checks.names import text_config
 from rltop.checks.observe import Observations, Sample
-from rltop.checks.phrase import missing, num, of_event, of_points, of_samples, of_sync
+from rltop.checks.phrase import count, missing, num, of_event, of_points, of_samples, of_sync
 from rltop.checks.rules.logprob_gap import METRIC as GAP
 from rltop.checks.rules.rollout_length import RATIO
 from rltop.checks.rules.rollout_text import pattern_of, salad_of
 from rltop.checks.series import Point, points
-from rltop.checks.syncs import is_update
+from rltop.checks.syncs import COMPARE, is_update
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Verdict
 
@@ -57,6 +57,10 @@ class Group:
 
     def fine(self, t: Thresholds) -> bool:
         return len(self.salad) + self.other < max(t.text_warn_share * len(self.samples), 1)
+
+    def are(self, what: str) -> str:
+        """A sentence on it: `rollout 3 is fine`, `the responses are fine`."""
+        return f"{self.label} {'is' if self.rollout is not None else 'are'} {what}"
 
     @property
     def label(self) -> str:
@@ -97,20 +101,16 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if first == 0 and not by_metrics:
         if alone:
             return [_from_start(obs, t, bad, alone)]
-        cause = (
-            f"{bad.label.capitalize()} is bad, and no rollout before it and no rollout-only run is there to compare "
-        )
+        cause = f"{bad.are('bad').capitalize()}, and no rollout before it and no rollout-only run is there to compare "
         return [
             Verdict(ID, "skip", cause=cause + "with: --debug-rollout-only decides", advice=("--debug-rollout-only",))
         ]
     before = full[first - 1] if not by_metrics else Group(bad.segment, by_metrics[0].rollout, "", (), (), 0)
     if (before.rollout is None) != (bad.rollout is None):
-        cause = f"{bad.label.capitalize()} is bad, and what came before it has no rollout id to order it by"
+        cause = f"{bad.are('bad').capitalize()}, and what came before it has no rollout id to order it by"
         return [Verdict(ID, "skip", cause=cause)]
     if not before.fine(t) or before.segment != bad.segment:
-        cause = (
-            f"{bad.label.capitalize()} is bad, and {before.label} before it was not fine: no single sync changed it."
-        )
+        cause = f"{bad.are('bad').capitalize()}, and {before.label} before that too: no single sync changed it."
         return [Verdict(ID, "pass", rollout=bad.rollout, cause=cause)]
     if nan := [
         v for v in fires(obs, "train.nan") if v.rollout is None or bad.rollout is None or v.rollout <= bad.rollout
@@ -194,13 +194,14 @@ def _from_start(obs: Observations, t: Thresholds, bad: Group, alone: list[Group]
         threshold={"salad": t.text_fail_share},
         value={"mechanism": mechanism.name, "change": "start", **mechanism.value},
         evidence=(*of_samples(bad.salad), *of_samples(alone[0].samples[:1]), *mechanism.evidence),
-        cause=f"The full run is no language from {bad.label} on ({len(bad.salad)} of {len(bad.samples)} responses), "
+        cause=f"The full run is no language from {bad.label} on ({len(bad.salad)} of "
+        f"{count(len(bad.samples), 'response')}), "
         f"while {fine} responses of a rollout-only run with the same checkpoint are fine: the trainer's load or "
         f"the conversion to the engine's weights is wrong, for even the first rollout is served from pushed weights. "
         f"{mechanism.text}",
         advice=(
             *mechanism.advice,
-            "--check-weight-update-equal",
+            COMPARE,
             "grep 'successfully loaded checkpoint' in the trainer's log",
         ),
     )
@@ -215,16 +216,17 @@ def _by_sync(
     ]
     confidence: Confidence = "high" if steps else "medium"
     cause = (
-        f"{before.label.capitalize()} is fine and {bad.label} is no language ({len(bad.salad)} of {len(bad.samples)} "
+        f"{before.are('fine').capitalize()} and {bad.are('no language')} ({len(bad.salad)} of "
+        f"{count(len(bad.samples), 'response')})"
     )
-    cause += "responses): the change lies exactly at the weight sync between them"
+    cause += ": the change lies exactly at the weight sync between them"
     if steps:
         shown = next((p for p in steps if p.name == "train/grad_norm"), steps[0])
         cause += f", and the step before it is healthy ({shown.name} = {num(shown.value)})"
     else:
         cause += "; metrics of the step before it are not logged"
     if by_metrics:
-        cause += f" ({before.label} is judged by its metrics: {by_metrics[0].name} = {num(by_metrics[0].value)})"
+        cause += f" (judged by metrics: {by_metrics[0].name} = {num(by_metrics[0].value)})"
     cause += f". {mechanism.text}"
     return Verdict(
         ID,
@@ -243,7 +245,7 @@ def _by_sync(
         cause=cause,
         advice=(
             *mechanism.advice,
-            "--check-weight-update-equal",
+            COMPARE,
             "dump in the model's load_weights and compare with the checkpoint",
             "--debug-rollout-only with the same --hf-checkpoint, for the comparison",
         ),

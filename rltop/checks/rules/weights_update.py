@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from rltop.checks.found import Document, HttpCall, LogEvent
 from rltop.checks.names import layers_of, ranges, some
 from rltop.checks.observe import Observations, Where
-from rltop.checks.phrase import mismatches, missing, of_place, of_sync
+from rltop.checks.phrase import brief, mismatches, missing, of_place, of_sync
 from rltop.checks.syncs import Update, message, ordered, success, updates
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
@@ -49,7 +49,8 @@ def _refused(obs: Observations, engine: int | str | None, refused: list[Update])
     partial = any("partial" in update.message.lower() for update in refused)
     who = "The engine" if engine is None else f"Engine {engine}"
     state = "holds the old weights in part and the new ones in part" if partial else "still holds the old weights"
-    told = f": {first.message[:200]}" if first.message else ""
+    at = f" {first.endpoint}" if first.endpoint else ""
+    told = f": {brief(first.message)}" if first.message else ""
     syncs = [of_sync(s) for s in ordered(obs.syncs) if first.where is None and s.version == first.version][:1]
     places = [of_place(update.where) for update in refused if update.where][:3]
     return Verdict(
@@ -66,7 +67,7 @@ def _refused(obs: Observations, engine: int | str | None, refused: list[Update])
         },
         threshold={"success": True},
         evidence=tuple(places or syncs) or (Evidence("weights", None, first.message or "refused"),),
-        cause=f"{who} refused the update {first.endpoint}{told}. It {state} until a full push or a restart, also if "
+        cause=f"{who} refused the update{at}{told}. It {state} until a full push or a restart, also if "
         "the run goes on; a delta is not sent again.",
         advice=(
             f"drop the rollouts of {who.lower()} since then",

@@ -152,6 +152,13 @@ _STAGES = (
 )
 
 
+_SWITCH = re.compile(
+    r"\b(speculative_algorithm|disable_cuda_graph|disable_overlap_schedule|moe_a2a_backend|enable_deepep_moe|"
+    r"enable_dp_attention|enable_hierarchical_cache)=('[^']*'|\"[^\"]*\"|\w+)"
+)
+"""Settings in the server's own print of its arguments that a bisection switches off."""
+
+
 def _stage(line: Line) -> Mapping[str, object] | None:
     for name, pattern in _STAGES:
         if pattern.search(line.text):
@@ -159,6 +166,8 @@ def _stage(line: Line) -> Mapping[str, object] | None:
             edge = "begin" if " begin" in low else "end" if " end" in low else ""
             memory = _MEMORY.search(line.text)
             data: dict[str, object] = {"stage": name, "edge": edge}
+            if switches := dict(_SWITCH.findall(line.text) if name == "start" else ()):
+                data["switches"] = {key: value.strip("'\"") for key, value in switches.items()}
             return data | ({"avail_gb": number(memory["gb"])} if memory else {}) | of_engine(line)
     return None
 
