@@ -101,7 +101,8 @@ class Link:
         """Close, giving queued records a bounded moment if somebody takes them. Returns how many were left here."""
         if self._socket is None or self._context is None:
             return len(self.waiting)
-        deadline = time.monotonic() + CLOSE_S
+        began = time.monotonic()
+        deadline = began + CLOSE_S
         listening = self._somebody_takes(deadline)
         while listening and self.waiting and (left := deadline - time.monotonic()) > 0:
             self.flush()
@@ -109,6 +110,14 @@ class Link:
                 self._socket.poll(int(left * 1000) + 1, _POLLOUT)
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         self._disconnect(left_ms if listening else 0)
+        hung = listening and time.monotonic() - began >= CLOSE_S * 0.95
+        if (lost := self.dropped + len(self.waiting)) or hung:
+            # What the socket had taken and not handed on is not known to anybody: only its bound is.
+            why = f"in {CLOSE_S:g} s" if hung else "because nobody took them"
+            logging.getLogger("rltop.reporter").warning(
+                "rltop: %d of %d records were dropped %s, and up to %d more that were on their way",
+                *(lost, self.seq, why, min(SNDHWM, self.seq - lost)),
+            )
         return len(self.waiting)
 
     # ---------------------------------------------------------------- the connection

@@ -39,7 +39,11 @@ MAX_ENGINES = 4_096
 MAX_WORD = 64
 """Characters of a role, an engine id or the name of a phase: they become keys."""
 LOST_AFTER_S = 10.0
-"""A run whose process is gone is called lost when nothing came from it for so long."""
+"""A run whose process is gone is called lost when nothing came from it for so long, and we were there to see it."""
+HUNG_S = 5.0
+"""We look once a second: after so long a pause we ourselves hung (or were stopped)."""
+LAST_RECORDS_S = 2.0
+"""What an ended process had handed over still comes for so long."""
 _ENGINE_LEVEL = {"CRASHED": "error", "LOST": "error", "SUSPECT": "warn", "BACKOFF": "warn", "QUARANTINED": "warn"}
 _SCRAPED = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length", "seen", "error")
 _END_LEVEL = {"done": "info", "failed": "error", "interrupted": "warn"}
@@ -62,6 +66,10 @@ class _Source:
     last: float = 0.0
     left: bool = False
     dirty: bool = False
+    gone: float | None = None
+    """When its process was first seen to be gone."""
+    hung_s: float = 0.0
+    """Its process ended while we hung for so long; 0: it did not."""
     hole: tuple[int, int, int] | None = None
     """First and last missing sequence number and the count, not yet shown."""
     log_lines: int = 0
@@ -109,6 +117,7 @@ class Ingest:
         self._nan: dict[str, int] = {}
         self._owner = "trainer/0"
         self._complained: set[str] = set()
+        self._ticked: float | None = None
 
     def restore(self) -> None:
         """Take over counters from a restored state table."""
@@ -319,16 +328,44 @@ class Ingest:
             if source.dirty:
                 source.dirty = False
                 self._core.set(f"source/{source.name}", source.value())
-        self._look_for_the_run()
+        self._look_for_processes()
 
-    def _look_for_the_run(self) -> None:
-        run, owner = self._core.table.get("run"), self._sources.get(self._owner)
-        if run is None or run.get("state") != "running" or owner is None or owner.host != self._host:
-            return
-        if owner.key:  # it came over TCP: a container elsewhere may have our host name, and its pids mean nothing here
-            return
-        if owner.pid and self._core.now() - owner.last > LOST_AFTER_S and not self._alive(owner.pid):
+    def _look_for_processes(self) -> None:
+        now, before = self._core.now(), self._ticked
+        self._ticked = now
+        pause = 0.0 if before is None else now - before
+        for source in self._sources.values():
+            # What came over TCP: a container elsewhere may have our host name, and its pids mean nothing here.
+            if source.left or source.key or not source.pid or source.host != self._host:
+                continue
+            if self._alive(source.pid):
+                source.gone, source.hung_s = None, 0.0
+                continue
+            if source.gone is None:
+                source.gone = now
+                source.hung_s = pause if pause >= HUNG_S else 0.0
+            # From when we saw it: while we hung nothing could come, and that says nothing about the run.
+            silent = now - max(source.gone, source.last)
+            if source.hung_s and silent >= LAST_RECORDS_S:
+                self._last_records_missing(source)
+            if source.name == self._owner and silent > LOST_AFTER_S:
+                self._lost(source)
+
+    def _lost(self, owner: _Source) -> None:
+        if (self._core.table.get("run") or {}).get("state") == "running":
             self.end("lost", f"process {owner.pid} of {owner.name} is gone and did not say goodbye")
+
+    def _last_records_missing(self, source: _Source) -> None:
+        """It ended while we hung and no goodbye came: what it reported last, its buffers had no room for."""
+        who = "the trainer" if source.name == self._owner else source.name
+        text = (
+            f"{who} ended and its last records never came: the daemon hung for {source.hung_s:.0f} s meanwhile, the "
+            f"last one is number {source.seq}"
+        )
+        source.hung_s = 0.0
+        self._core.event("loss", "error", text, source.name, **{"from": source.seq + 1})
+        if source.name == self._owner and not (self._core.table.get("run") or {}).get("text"):
+            self._core.update("run", text=text)
 
     # ---------------------------------------------------------------- sources
 

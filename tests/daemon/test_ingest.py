@@ -213,6 +213,7 @@ def test_what_the_run_said_of_its_end_stands_against_the_exit_code(house: House)
 def test_a_run_whose_process_is_gone_is_lost_after_a_while_and_may_come_back(house: House) -> None:
     house.take("run", {"framework": "rltop"})
     house.alive.clear()
+    house.ingest.tick()
     house.core.time += LOST_AFTER_S - 1
     house.ingest.tick()
     assert house.state("run")["state"] == "running"
@@ -223,6 +224,46 @@ def test_a_run_whose_process_is_gone_is_lost_after_a_while_and_may_come_back(hou
     assert len([text for text in house.core.texts("run") if "lost" in text]) == 1
     house.take("log", {"level": "info", "text": "still here"})
     assert house.state("run")["state"] == "running"
+
+
+def test_a_daemon_that_hung_says_that_the_last_records_of_an_ended_trainer_never_came(house: House) -> None:
+    house.take("run", {"framework": "rltop"})
+    house.ingest.tick()
+    house.core.time += 30  # stopped; meanwhile the trainer ends, and its buffers are full
+    house.alive.clear()
+    house.ingest.tick()
+    house.ingest.end("done", "", "daemon")
+    assert house.core.texts("run")[-1] == "run done"
+    assert not [text for text in house.core.texts("run") if "lost" in text]
+    house.ingest.take(house.trainer.metrics(3, {"train/loss": 0.5}))  # what a buffer still held
+    for _ in range(20):
+        house.core.time += 1
+        house.ingest.tick()
+    (event,) = house.core.events("loss")
+    assert event["level"] == "error"
+    assert event["text"].startswith("the trainer ended and its last records never came: the daemon hung for 30 s")
+    assert event["text"].endswith("the last one is number 2")
+    run = house.state("run")
+    assert (run["state"], run["text"]) == ("done", event["text"])
+
+
+def test_a_trainer_that_said_goodbye_or_ended_under_our_eyes_left_nothing_out(house: House) -> None:
+    house.take("run", {"framework": "rltop"})
+    house.ingest.tick()
+    house.core.time += 30
+    house.alive.clear()
+    house.ingest.tick()
+    house.take("bye", {"reason": "done"})
+    second = Trainer(role="rollout", pid=8)
+    house.alive.add(8)
+    house.ingest.take(second.metrics(1, {"rollout/raw_reward": 0.5}))
+    house.ingest.tick()
+    house.alive.clear()
+    for _ in range(20):
+        house.core.time += 1
+        house.ingest.tick()
+    assert house.core.events("loss") == []
+    assert house.state("run")["text"] == ""
 
 
 def test_a_run_on_another_machine_is_never_called_lost(house: House) -> None:

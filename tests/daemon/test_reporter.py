@@ -331,6 +331,25 @@ def test_a_stopped_daemon_holds_nobody_up_and_gets_what_was_kept(address: str) -
             daemon.kill()
 
 
+def test_what_a_hanging_daemon_never_took_is_said_at_the_end(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_link, "CLOSE_S", 0.5)
+    with zmq.Context() as context, context.socket(zmq.PULL) as deaf:
+        deaf.rcvhwm = 1
+        deaf.bind(address)
+        reporter = Reporter(address=address)
+        for step in range(SNDHWM + QUEUE + 5000):
+            reporter.metrics({"a": step}, step=step)
+        dropped = reporter.dropped
+        reporter.close()
+        deaf.linger = 0
+    assert reporter.dropped >= dropped > 4000
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "rltop.reporter"]
+    assert line.startswith(f"rltop: {reporter.dropped} of {SNDHWM + QUEUE + 5000} records were dropped in ")
+    assert line.endswith(f"and up to {SNDHWM} more that were on their way")
+
+
 def _report_from_child(reporter: Reporter) -> None:
     reporter.log("info", "child")
     reporter.close()

@@ -133,7 +133,7 @@ def _loud(run: RunView, frame: Frame) -> Row:
     problem: Row = ()
     if frame.link.problem and (frame.link.lost or frame.link.status == "connecting"):
         problem = ((f" {frame.safe(frame.link.problem)}", "warn"),)
-    elif frame.link.archive and run.text and run.state in ("failed", "lost", "interrupted"):
+    elif run.text and (run.state == "done" or (frame.link.archive and run.state in ("failed", "lost", "interrupted"))):
         problem = ((f" {frame.safe(run.text)}", "warn"),)
     elif (journal := (frame.state.get("daemon") or {}).get("journal", "ok")) != "ok":
         problem = ((f" history is in memory only: {frame.safe(str(journal))}", "bad"),)
