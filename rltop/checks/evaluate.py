@@ -12,9 +12,10 @@ from rltop.checks.facts import NO_ENGINE, NO_TRAINER
 from rltop.checks.observe import Observations
 from rltop.checks.registry import RULES, Rule
 from rltop.checks.thresholds import DEFAULTS, Thresholds
-from rltop.checks.verdict import FIRING, STATUSES, Report, Verdict
+from rltop.checks.verdict import FIRING, STATUSES, Report, Status, Verdict
 
 NO_RULE = "this build has no rule for it yet"
+_WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "info", "pass", "skip")
 
 
 def evaluate(obs: Observations, thresholds: Thresholds = DEFAULTS, *, rules: Sequence[Rule] = RULES) -> Report:
@@ -46,6 +47,23 @@ def assemble(verdicts: Iterable[Verdict]) -> Report:
     folded = _fold(list(verdicts))
     summary: dict[str, int] = {status: sum(v.status == status for v in folded) for status in STATUSES}
     return Report(verdicts=tuple(folded), root_causes=_root_causes(folded), summary=summary)
+
+
+def joined(report: Report, told: Iterable[Verdict]) -> Report:
+    """The report, with the verdicts that a run's daemon gave while it could see more than what is left of the run.
+
+    Of one check the worse holds (fail, warn, info, pass, skip); of two that are equally bad the report's own, which
+    names file and line. A told verdict of a check that is not in the catalogue is left out.
+    """
+    by_id: dict[str, list[Verdict]] = {entry.id: [] for entry in CATALOGUE}
+    for verdict in report.verdicts:
+        by_id[verdict.id].append(verdict)
+    for verdict in told:
+        own = by_id.get(verdict.id)
+        if own and _WORST_FIRST.index(verdict.status) < min(_WORST_FIRST.index(one.status) for one in own):
+            by_id[verdict.id] = [verdict, *(one for one in own if one.status in FIRING)]
+    every = (verdict for found in by_id.values() for verdict in found)
+    return assemble(msgspec.structs.replace(verdict, consequence_of=()) for verdict in every)
 
 
 def _run(entry: Entry, rule: Rule | None, obs: Observations, thresholds: Thresholds) -> list[Verdict]:

@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rltop.checks.catalogue import CATALOGUE, LAUNCH, STEP1, STEP2
-from rltop.checks.evaluate import evaluate
+from rltop.checks.evaluate import evaluate, joined
+from rltop.checks.observe import Observations
 from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.checks.verdict import Report
@@ -21,6 +22,9 @@ from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.collect import collect
 from rltop.evidence.known import table_path, with_table
+
+if TYPE_CHECKING:
+    from rltop.daemon.past import Judged
 
 SETS: Mapping[str, tuple[str, ...]] = {"step1": STEP1, "step2": STEP2, "launch": LAUNCH}
 
@@ -41,8 +45,13 @@ def check(
     """
     wanted = required(require)
     thresholds = read_thresholds(config) if config is not None else DEFAULTS
-    obs = replace(collect(paths), known_crashes=with_table(crash_table(config)))
+    told = [found for path in paths if (found := _journal(path)) is not None]
+    obs = replace(_collected(paths, journals=len(told)), known_crashes=with_table(crash_table(config)))
+    if told and not obs.injected_faults:
+        obs = replace(obs, injected_faults=tuple(dict.fromkeys(fault for one in told for fault in one.injected_faults)))
     report = evaluate(obs, thresholds)
+    for one in told:
+        report = joined(report, one.verdicts)
     untested = [] if allow_skip else skipped(report, wanted)
     if as_json:
         document: dict[str, Any] = msgspec.to_builtins(report)
@@ -57,6 +66,32 @@ def check(
         note(f"rltop: {id_} is required and was not tested (--allow-skip lets that pass)")
     sys.stdout.flush()
     return 1 if report.summary.get("fail") or untested else 0
+
+
+def _journal(path: Path) -> Judged | None:
+    """What the daemon of a run directory said; None for other paths. An unreadable journal is told on stderr."""
+    if not (path / "journal.sqlite").is_file():
+        return None
+    from rltop.daemon.past import judged
+
+    try:
+        found = judged(path)
+    except RltopError as error:
+        note(f"rltop: {path / 'journal.sqlite'} is left out: {error.what}: {error.why}")
+        return None
+    note(f"rltop: {path / 'journal.sqlite'}: the daemon's verdicts count too, the worse of both holds")
+    return found
+
+
+def _collected(paths: Sequence[Path], *, journals: int) -> Observations:
+    """The evidence in the files. It may be none where every path is a run directory with a journal."""
+    try:
+        return collect(paths)
+    except RltopError as error:
+        if journals < len(paths):
+            raise
+        note(f"rltop: only the journal is left: {error.where}: {error.what}")
+        return Observations()
 
 
 def required(words: Sequence[str]) -> tuple[str, ...]:

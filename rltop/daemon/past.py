@@ -1,4 +1,4 @@
-"""The journal of a run whose daemon is gone: opened without changing it, and what it says of the run's end.
+"""The journal of a run whose daemon is gone: opened without changing it, and what it says of the run and its end.
 
 Failure policy: nothing in the run directory is written. A write-ahead log that a killed daemon left is read where it
 lies when SQLite can (its index beside it must be writable), else in a private copy; so is a journal of an older schema,
@@ -19,10 +19,12 @@ from typing import Any
 
 import msgspec
 
+from rltop.checks.verdict import Evidence, Verdict
 from rltop.daemon import schema
 from rltop.daemon.trainer_job import adopt_trainer, how_it_ended, read_record
 from rltop.errors import RltopError
 from rltop.runs.leftovers import owned_dir
+from rltop.runs.lock import lock_holder
 
 DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
 """What reading a broken journal raises."""
@@ -110,6 +112,36 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the daemon said of the run's newest attempt."""
+
+    verdicts: tuple[Verdict, ...]
+    """The newest of every check, as the dashboard showed it; each names the journal in its evidence."""
+    injected_faults: tuple[str, ...]
+    """Faults that were planted on purpose."""
+
+
+def judged(run_dir: Path) -> Judged:
+    """The daemon's verdicts, whether it lives or not. One that cannot be read is left out.
+
+    Raises RltopError: there is no journal, it is of a newer rltop, it is damaged.
+    """
+    found: list[Verdict] = []
+    with open_past(run_dir, living=lock_holder(run_dir) is not None, migrated=False) as past:
+        rows = past.connection.execute("SELECT value FROM state WHERE key GLOB 'check/*' ORDER BY key").fetchall()
+        run = state_of(past.connection, ("run",)).get("run") or {}
+        for (packed,) in rows:
+            with contextlib.suppress(msgspec.ValidationError):
+                found.append(msgspec.convert(msgspec.msgpack.decode(packed), Verdict))
+    here = Evidence("journal.sqlite", None, "the daemon's verdict, from what the run reported to it")
+    faults = run.get("injected_faults")
+    return Judged(
+        tuple(msgspec.structs.replace(verdict, evidence=(*verdict.evidence, here)) for verdict in found),
+        tuple(map(str, faults)) if isinstance(faults, list) else (),
+    )
 
 
 @dataclass(frozen=True, slots=True)

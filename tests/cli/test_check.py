@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rltop.checks.catalogue import CATALOGUE
+from rltop.checks.verdict import Verdict
 from rltop.cli.main import main
+from rltop.daemon.journal import Journal
 from tests.cli.test_imports import HEAVY, modules_after
 
 STEP = "(MegatronTrainRayActor pid=4101) [2026-03-02 10:0{0}:00] model.py:918 - step {0}: {{'train/loss': {1}, "
@@ -160,3 +163,70 @@ def test_stdout_is_the_document_and_nothing_else(broken: Path) -> None:
     assert done.returncode == 1
     json.loads(done.stdout)
     assert done.stderr == b""
+
+
+def left_by_a_daemon(run_dir: Path, *verdicts: Verdict, run: dict[str, Any] | None = None) -> Path:
+    """The journal of a run whose daemon said these."""
+    run_dir.mkdir(exist_ok=True)
+    journal = Journal(run_dir / "journal.sqlite")
+    journal.start()
+    for verdict in verdicts:
+        value = {**msgspec.to_builtins(verdict), "subjects": 1, "since": 1.0}
+        journal.state(1.0, f"check/{verdict.id}", value)
+    journal.state(1.0, "run", {"name": run_dir.name, "state": "done", **(run or {})})
+    assert journal.close()
+    return run_dir
+
+
+def of(report: dict[str, Any], check_id: str) -> dict[str, Any]:
+    (found,) = [verdict for verdict in report["verdicts"] if verdict["id"] == check_id]
+    return dict(found)
+
+
+def test_what_the_daemon_said_of_a_run_counts_and_the_worse_holds(
+    healthy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert document(capsys, str(healthy))[0] == 0
+    said = [
+        Verdict("weights.update-failed", "fail", engine="1", cause="engine 1 refused version 3"),
+        Verdict("rollout.text", "pass", cause="readable"),
+        Verdict("train.nan", "skip", cause="not seen"),
+        Verdict("no.such-check", "fail"),
+    ]
+    left_by_a_daemon(healthy, *said, run={"injected_faults": ["sync-refused"]})
+    code, report = document(capsys, str(healthy))
+    assert code == 1
+    refused = of(report, "weights.update-failed")
+    assert (refused["status"], refused["engine"]) == ("fail", "1")
+    assert refused["evidence"][-1]["source"] == "journal.sqlite"
+    assert report["root_causes"] == ["weights.update-failed"]
+    assert report["summary"]["fail"] == 1
+    assert sum(report["summary"].values()) == len(report["verdicts"])
+    assert of(report, "rollout.text")["status"] == "pass"
+    assert of(report, "train.nan")["status"] == "pass", "the log shows more than the daemon saw"
+    assert main(["check", str(healthy)]) == 1
+    shown = capsys.readouterr()
+    assert "sync-refused" in shown.out
+    assert "journal.sqlite: the daemon's verdicts count too" in shown.err
+
+
+def test_a_fault_in_the_log_names_the_log_although_the_daemon_saw_it_too(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_by_a_daemon(broken, Verdict("train.nan", "fail", step=2, cause="seen live"))
+    code, report = document(capsys, str(broken))
+    assert code == 1
+    assert of(report, "train.nan")["evidence"][0]["line"] == 3
+
+
+def test_a_journal_alone_is_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = left_by_a_daemon(tmp_path / "r", Verdict("train.nan", "fail", step=5, cause="grad_norm is NaN at step 5"))
+    code, report = document(capsys, str(run_dir))
+    assert (code, report["root_causes"]) == (1, ["train.nan"])
+    assert main(["check", str(run_dir), str(tmp_path / "gone")]) == 2, "a path that is missing stays an error"
+
+
+def test_a_journal_that_cannot_be_read_is_told(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (healthy / "journal.sqlite").write_bytes(b"no database, but long enough to be looked at" * 100)
+    assert main(["check", str(healthy)]) == 0
+    assert "journal.sqlite is left out: cannot read the journal" in capsys.readouterr().err
