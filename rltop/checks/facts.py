@@ -109,9 +109,9 @@ def skips_bad_steps(obs: Observations) -> bool:
 
 
 def may_skip_bad_steps(obs: Observations) -> bool:
-    """Nothing says whether bad steps are skipped, or the framework skips them by itself (verl): then numbers that come
-    back show it, because an update with NaN never gives a number again."""
-    return not obs.args.flags or obs.args.framework == "verl"
+    """The framework skips bad steps by itself (verl): then numbers that come back show it, because an update with NaN
+    never gives a number again. Of any other run that says nothing of a skip none is assumed."""
+    return of_verl(obs) or any(of_verl(obs, row.where) for row in obs.metrics)
 
 
 def of_verl(obs: Observations, where: Where | None = None) -> bool:

@@ -588,12 +588,17 @@ def test_of_a_multiplicative_error_only_the_smoothed_trend_counts() -> None:
 # -- other frameworks, and runs without arguments
 
 
-def test_numbers_that_come_back_show_that_a_bad_step_left_the_weights_alone() -> None:
-    without = norms(0.2, NAN, 0.2, 0.3)
-    assert verdict("train.nan", without).status == "pass"
-    assert verdict("train.skipped-steps", without).value["first_step"] == 1
+def test_numbers_that_come_back_are_a_skip_only_where_the_framework_skips_by_itself() -> None:
+    line = Where("verl.log", 4, "step:1 - actor/grad_norm:nan - actor/pg_loss:0.1")
+    verl = norms(0.2, NAN, 0.2, 0.3)
+    verl = replace(verl, metrics=tuple(replace(row, where=line) for row in verl.metrics))
+    assert verdict("train.nan", verl).status == "pass"
+    assert verdict("train.skipped-steps", verl).value["first_step"] == 1
     stays = obs(*(train(i, loss=NAN if i else 0.1, grad_norm=NAN if i else 0.2) for i in range(4)))
     assert verdict("train.nan", stays).status == "fail"
+    without = norms(0.2, NAN, 0.2, 0.3)
+    assert (verdict("train.nan", without).status, verdict("train.nan", without).step) == ("fail", 1)
+    assert verdict("train.skipped-steps", without).status == "pass", "nobody said that a step was skipped"
     told = norms(0.2, NAN, 0.2, flags={"lr": 1e-6})
     assert verdict("train.nan", told).status == "fail"
 

@@ -186,6 +186,8 @@ def test_plain_megatron_without_the_check_only_hides_the_nan() -> None:
         ([rollout(2, log_probs=NAN), SyncEvent("2", 2)], True, "the sync of version 2 gave them"),
         ([rollout(2, log_probs=-0.3)], False, "did not reach the weights"),
         ([healthy(1, grad_norm=NAN, step_skipped=1.0)], False, "the trainer skipped the step"),
+        ([healthy(1, grad_norm=NAN), healthy(2), healthy(3)], False, "the numbers of later steps are finite"),
+        ([healthy(1, grad_norm=NAN), healthy(2, loss=NAN)], True, "next sync spoils"),
     ],
 )
 def test_it_says_whether_the_step_reached_the_weights(later: list[Any], reached: bool, words: str) -> None:

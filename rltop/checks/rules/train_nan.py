@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rltop.checks.facts import NO_TRAINER, exp_estimator, may_skip_bad_steps, skips_bad_steps
+from rltop.checks.facts import NO_TRAINER, exp_estimator, skips_bad_steps
 from rltop.checks.observe import Observations, Sample, SyncEvent, TextLine
 from rltop.checks.phrase import brief, jnum, missing, num, of_line, of_points, of_samples, of_sync
 from rltop.checks.rules.args_batch import no_accumulation
@@ -58,8 +58,7 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [Verdict(ID, "skip", cause=NO_TRAINER)]
     bad = [p for name in STEP_METRICS for p in bad_points_of_all_ranks(obs, name)]
     skipped = {(p.segment, p.step) for p in bad} if skips_bad_steps(obs) else set()
-    if may_skip_bad_steps(obs):
-        skipped |= {(p.segment, p.step) for p in survived_steps(obs)}
+    skipped |= {(p.segment, p.step) for p in survived_steps(obs)}
     bad = [p for p in bad if (p.segment, p.step) not in skipped]
     bad += [p for name in ROLLOUT_METRICS for p in bad_points_of_all_ranks(obs, name, "rollout")]
     several = len({row.rank for row in obs.metrics}) > 1  # metrics of one source are reduced over ranks
@@ -186,11 +185,27 @@ def _effect(obs: Observations, first: Incident) -> tuple[str, bool | None, tuple
         return text, True, of_points(spoiled[:1])
     if finite(later):
         return "the log-probs after it are numbers, so the step did not reach the weights", False, of_points(later[:1])
+    if healthy := _numbers_after(obs, first):
+        text = "the numbers of later steps are finite, so the step did not reach the weights, though nothing says why"
+        return text, False, of_points(healthy[:1])
     sync = _sync_after(obs, first)
     text = "the step was neither aborted nor skipped, so the weights hold it"
     if sync is not None:
         return f"{text} and the sync of version {sync.version} has given them to the engines", True, (of_sync(sync),)
     return f"{text} and the next sync spoils the engines", True, ()
+
+
+def _numbers_after(obs: Observations, first: Incident) -> list[Point]:
+    """Norms (else losses) of later steps of the segment at which norm and loss are finite: after an update with NaN
+    there are none."""
+    later = [
+        point
+        for name in ("train/grad_norm", "train/loss")
+        for point in points(obs, name)
+        if point.segment == first.order[0] and point.order > first.order and point.span == 1
+    ]
+    bad = {point.step for point in later if not math.isfinite(point.value)}
+    return [point for point in later if point.step not in bad]
 
 
 def _sync_after(obs: Observations, first: Incident) -> SyncEvent | None:

@@ -44,6 +44,8 @@ def survived_steps(obs: Observations) -> tuple[Point, ...]:
     """Steps whose gradient is not finite and that left the weights alone, by the arguments or by what came after."""
     norms = points(obs, NORM)
     always = skips_bad_steps(obs)
+    if not always and not may_skip_bad_steps(obs):
+        return ()
     return tuple(
         point
         for at, point in enumerate(norms)
@@ -53,8 +55,6 @@ def survived_steps(obs: Observations) -> tuple[Point, ...]:
 
 def _comes_back(obs: Observations, later: Sequence[Point], segment: int) -> bool:
     """Norm and loss are numbers again after the step: the weights do not hold it."""
-    if not may_skip_bad_steps(obs):
-        return False
     loss = {(p.segment, p.step): p.value for p in points(obs, "train/loss")}
     return any(
         p.segment == segment and math.isfinite(p.value) and math.isfinite(loss.get((p.segment, p.step), 0.0))
