@@ -114,7 +114,7 @@ def observations(sink: Sink) -> Observations:
     events = in_order(sink.events)
     loads = [event for event in events if event.kind == _STARTS_WITH_LOAD]
     rows, cuts = segments.cut(_rollouts_of_steps(sink.metrics, args), loads)
-    samples = segments.place_samples(sink.samples, rows)
+    samples = segments.place_samples(sink.samples, rows, cuts)
     obs = Observations(
         metrics=tuple(rows),
         samples=tuple(samples),

@@ -1,36 +1,57 @@
 """Cuts the evidence of a run into segments: a new one begins when an id goes back, or a checkpoint is loaded again.
 
 Rows with a time are walked in the order of time, whatever file they lie in. Rows without one are walked file by file,
-each from segment 0 on: another file about the same rows starts over.
+each from segment 0 on: another file about the same rows starts over. Several runs under one path (`runs.py`) are cut
+one after the other, and each begins a segment of its own.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from rltop.checks.found import LogEvent
-from rltop.checks.observe import MetricRow, PhaseEvent, Sample, SyncEvent, TextLine
+from rltop.checks.observe import MetricRow, PhaseEvent, Sample, SyncEvent, TextLine, Where
+from rltop.evidence.runs import Runs, runs_of
 
 T = TypeVar("T", LogEvent, PhaseEvent, TextLine, SyncEvent)
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """When each segment after the first began, seconds since the epoch, and in which line of which file."""
+    """Where the segments begin."""
 
-    times: tuple[float, ...] = ()
-    lines: dict[str, tuple[int, ...]] | None = None
+    times: tuple[tuple[float, ...], ...] = ((),)
+    """Of each run: when every segment after its first began, seconds since the epoch."""
+    first: tuple[int, ...] = (0,)
+    """Number of the first segment of each run."""
+    runs: Runs = field(default_factory=Runs)
 
-    def at_time(self, time: float | None) -> int:
-        """Segment of a moment; 0 where there is no time."""
-        return bisect.bisect_right(self.times, time) if time is not None else 0
+    def of(self, where: Where | None, time: float | None) -> int:
+        """Segment of a moment at a place; the first of its run where there is no time."""
+        run = self.runs.of(where)
+        return self.first[run] + (bisect.bisect_right(self.times[run], time) if time is not None else 0)
 
 
 def cut(rows: Sequence[MetricRow], loads: Iterable[LogEvent]) -> tuple[list[MetricRow], Cuts]:
     """The rows with their segments, in order, and where the timed ones were cut."""
+    runs, waiting = runs_of(rows), list(loads)
+    kept: list[MetricRow] = []
+    times: list[tuple[float, ...]] = []
+    first: list[int] = []
+    for run in range(runs.count):
+        start = max((row.segment for row in kept), default=-1) + 1
+        own, cuts = _cut([r for r in rows if runs.of(r.where) == run], [e for e in waiting if runs.of(e.where) == run])
+        kept += [replace(row, segment=row.segment + start) for row in own] if start else own
+        times.append(cuts)
+        first.append(start)
+    return kept, Cuts(tuple(times), tuple(first), runs)
+
+
+def _cut(rows: Sequence[MetricRow], loads: Iterable[LogEvent]) -> tuple[list[MetricRow], tuple[float, ...]]:
+    """The same of one run."""
     timed = sorted((row for row in rows if row.time is not None), key=_when)
     kept, times = _timed(timed, sorted((e for e in loads if e.time is not None), key=lambda e: e.time or 0.0))
     by_file: dict[str, list[MetricRow]] = {}
@@ -40,7 +61,7 @@ def cut(rows: Sequence[MetricRow], loads: Iterable[LogEvent]) -> tuple[list[Metr
     earlier: dict[tuple[object, ...], tuple[int, int]] = {}
     for part in by_file.values():
         kept += _file(part, earlier)
-    return kept, Cuts(tuple(times))
+    return kept, tuple(times)
 
 
 def _when(row: MetricRow) -> tuple[float, str, int]:
@@ -116,13 +137,14 @@ def _file(rows: list[MetricRow], earlier: dict[tuple[object, ...], tuple[int, in
 
 def place(items: Iterable[T], cuts: Cuts) -> list[T]:
     """Events, phases, lines with the segment of their time."""
-    if not cuts.times:
+    if not any(cuts.times) and cuts.runs.count == 1:
         return list(items)
-    return [replace(item, segment=cuts.at_time(item.time)) for item in items]
+    return [replace(item, segment=cuts.of(item.where, item.time)) for item in items]
 
 
-def place_samples(samples: Iterable[Sample], rows: Sequence[MetricRow]) -> list[Sample]:
-    """Printed samples with the segment of their rollout's row nearest above in the same file."""
+def place_samples(samples: Iterable[Sample], rows: Sequence[MetricRow], cuts: Cuts) -> list[Sample]:
+    """Printed samples with the segment of their rollout's row nearest above in the same file; others with the first
+    one of their run."""
     marks: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
         if row.where and row.where.line is not None and row.axis == "rollout":
@@ -133,7 +155,8 @@ def place_samples(samples: Iterable[Sample], rows: Sequence[MetricRow]) -> list[
     for sample in samples:
         found = marks.get(sample.where.source) if sample.where else None
         if not found or sample.where is None or sample.where.line is None or sample.segment:
-            kept.append(sample)
+            start = cuts.of(sample.where, None)
+            kept.append(replace(sample, segment=sample.segment + start) if start else sample)
             continue
         at = bisect.bisect_left(found, (sample.where.line, -1))
         segment = found[min(at, len(found) - 1)][1]

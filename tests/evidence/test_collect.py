@@ -292,6 +292,42 @@ def test_a_rotated_file_goes_on(tmp_path: Path) -> None:
     assert {row.segment for row in made(tmp_path, parts).metrics} == {0}
 
 
+def gap(folder: str, value: float, *, timed: bool = False, count: int = 4) -> dict[str, str]:
+    """Metrics of a folder, in a file or, with times, in a log."""
+    values = [{"train/step": i, "train/train_rollout_logprob_abs_diff": value} for i in range(count)]
+    if not timed:
+        return {f"{folder}/metrics.jsonl": rows(*values)}
+    line = "(MegatronTrainRayActor pid=1) [2026-03-02 10:0{}:00] model.py:1 - step {}: {}"
+    return {f"{folder}/train.log": "\n".join(line.format(i, i, one) for i, one in enumerate(values))}
+
+
+@pytest.mark.parametrize(
+    ("files", "segments"),
+    [
+        (gap("a", 0.27) | gap("b", 0.01, timed=True), {"b": {0}, "a": {1}}),
+        (gap("a", 0.27, timed=True) | gap("b", 0.01, timed=True), {"a": {0}, "b": {1}}),
+        (gap("a", 0.27) | gap("b", 0.01), {"a": {0}, "b": {1}}),
+        (gap("x/a", 0.27) | gap("x/b", 0.01, timed=True), {"x/b": {0}, "x/a": {1}}),
+        # parts of one run: a log and what was exported of it, and what its ranks print
+        (gap("logs", 0.0112, timed=True) | gap("wandb", 0.01121), {"logs": {0}, "wandb": {0}}),
+        (gap("rank0", 0.27, timed=True) | gap("rank1", 0.01, timed=True), {"rank0": {0}, "rank1": {0}}),
+        (gap("a", 0.27, count=2) | gap("b", 0.01, count=2, timed=True), {"a": {0}, "b": {0}}),
+    ],
+)
+def test_runs_in_folders_of_their_own_share_no_segment(
+    tmp_path: Path, files: dict[str, str], segments: dict[str, set[int]]
+) -> None:
+    broken = {f"{folder}/engine.log": "[2026-03-02 10:01:30 TP0] KeyError: 'x'" for folder in segments}
+    obs = made(tmp_path, files | broken)
+    found: dict[str, set[int]] = {}
+    for row in obs.metrics:
+        assert row.where is not None
+        found.setdefault(os.path.dirname(row.where.source), set()).add(row.segment)
+    assert found == segments
+    events = {os.path.dirname(e.where.source): {e.segment} for e in obs.events if e.kind == "traceback"}
+    assert events == segments
+
+
 # -- mode
 
 
