@@ -76,10 +76,7 @@ def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig
         at = re.search(r"line (\d+)", str(error))
         raise RltopError("not TOML", where=f"{where}:{at[1]}" if at else where, why=str(error)) from None
     place = Place(where, text)
-    for name, table in tables.items():
-        if name not in TABLES or not isinstance(table, dict):
-            known = ", ".join(f"[{table}]" for table in TABLES)
-            raise place.unknown("", name, TABLES, f"there are the tables {known}")
+    _only_known(tables, place)
     run, trainer, env, ingest, checks = (tables.get(name, {}) for name in TABLES)
     place.only("run", run, ("name",))
     name = run.get("name")
@@ -150,6 +147,29 @@ def _ingest(table: Mapping[str, Any], place: Place) -> str:
                 "not an address to listen at", where=f"{place.where}:{place.line('ingest', 'tcp')}", why=str(error)
             ) from None
     return listen
+
+
+def parse_checks(text: str, *, where: str) -> dict[str, Any]:
+    """`[checks]` alone, of any configuration. The other tables are those of `rltop up` and are not looked into.
+
+    Raises RltopError with `file:line`: not TOML, an unknown table, an unknown key or value in `[checks]`.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RltopError("is no TOML", where=where, why=str(error)) from None
+    place = Place(where, text)
+    _only_known(tables, place)
+    return _checks(tables.get("checks", {}), place)
+
+
+def _only_known(tables: Mapping[str, Any], place: Place) -> None:
+    known = ", ".join(f"[{table}]" for table in TABLES)
+    for name, table in tables.items():
+        if name not in TABLES:
+            raise place.unknown("", name, TABLES, f"there are the tables {known}")
+        if not isinstance(table, dict):
+            raise RltopError(f"[{name}] must be a table", where=f"{place.where}:{place.line('', name)}", do=f"[{name}]")
 
 
 def _checks(table: Mapping[str, Any], place: Place) -> dict[str, Any]:

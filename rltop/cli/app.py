@@ -243,7 +243,9 @@ def check(
     as_json: Json = False,
     require: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID,...", help="Checks that must have been tested; step1 and step2 are sets of them."),
+        typer.Option(
+            metavar="ID,...", help="Checks that must have been tested; step1, step2 and launch are sets of them."
+        ),
     ] = None,
     allow_skip: Annotated[bool, typer.Option("--allow-skip", help="A required check may be untested.")] = False,
     config: Annotated[

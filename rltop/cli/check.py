@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,9 @@ import msgspec
 
 from rltop.checks.catalogue import CATALOGUE, LAUNCH, STEP1, STEP2
 from rltop.checks.evaluate import evaluate, joined
+from rltop.checks.layout import wrap
 from rltop.checks.observe import Observations
+from rltop.checks.phrase import count
 from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.checks.verdict import Report
@@ -52,18 +53,23 @@ def check(
     report = evaluate(obs, thresholds)
     for one in told:
         report = joined(report, one.verdicts)
-    untested = [] if allow_skip else skipped(report, wanted)
+    untested = {} if allow_skip else skipped(report, wanted)
     if as_json:
         document: dict[str, Any] = msgspec.to_builtins(report)
         print_json({key: value for key, value in document.items() if key != "schema"})
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+        if untested:
+            first = f"{count(len(untested), 'required check')} not tested, so this is no pass: {', '.join(untested)}"
+            print("\n".join(wrap(first, "", width)), end="\n\n")
         if every or refs:
             print(render(report, width=width, refs=refs, injected_faults=obs.injected_faults))
         else:
             print(render_folded(report, width=width, injected_faults=obs.injected_faults))
-    for id_ in untested:
-        note(f"rltop: {id_} is required and was not tested (--allow-skip lets that pass)")
+    for id_, why in untested.items():
+        note(f"rltop: {id_} is required and was not tested: {why}")
+    if untested:
+        note("rltop: so the exit code is 1; --allow-skip lets untested checks pass")
     sys.stdout.flush()
     return 1 if report.summary.get("fail") or untested else 0
 
@@ -116,34 +122,32 @@ def required(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def skipped(report: Report, ids: Sequence[str]) -> list[str]:
-    """Of `ids` those that nothing but `skip` was said of."""
+def skipped(report: Report, ids: Sequence[str]) -> dict[str, str]:
+    """Of `ids` those that nothing but `skip` was said of, and why."""
     tested = {verdict.id for verdict in report.verdicts if verdict.status != "skip"}
-    return [id_ for id_ in ids if id_ not in tested]
+    why = {verdict.id: verdict.cause for verdict in report.verdicts if verdict.status == "skip"}
+    return {id_: why.get(id_, "nothing in the evidence says why") for id_ in ids if id_ not in tested}
 
 
 def crash_table(config: Path | None) -> Path | None:
     """The file of `known_crashes` in `[checks]`, beside the configuration; None without one. Raises RltopError."""
     if config is None:
         return None
-    return table_path(_tables(config).get("checks", {}), config.parent, where=f"{config} [checks]")
+    return table_path(_checks(config), config.parent, where=f"{config} [checks]")
 
 
-def _tables(path: Path) -> dict[str, Any]:
-    """A TOML file. Raises RltopError."""
+def _checks(path: Path) -> dict[str, Any]:
+    """`[checks]` of a configuration. Raises RltopError for a file, a table or a key that can not be used."""
+    from rltop.config import parse_checks
+
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return parse_checks(path.read_text(encoding="utf-8"), where=str(path))
     except OSError as error:
         raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise RltopError("is no TOML", where=str(path), why=str(error)) from None
 
 
 def read_thresholds(path: Path) -> Thresholds:
     """`[checks.thresholds]` of a TOML file. Raises RltopError for a file or table that can not be used."""
-    checks = _tables(path).get("checks", {})
-    values = checks.get("thresholds", {}) if isinstance(checks, dict) else None
-    if not isinstance(values, dict):
-        raise RltopError("[checks.thresholds] must be a table", where=str(path), do="[checks.thresholds]")
-    return override(values, where=f"{path} [checks.thresholds]")
+    return override(_checks(path).get("thresholds", {}), where=f"{path} [checks.thresholds]")

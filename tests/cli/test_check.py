@@ -99,7 +99,11 @@ def test_nothing_wrong_is_said_in_the_first_line(healthy: Path, capsys: pytest.C
 def test_a_required_check_that_was_not_tested_is_exit_1(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(healthy), "--require", "train.nan"]) == 0
     assert main(["check", str(healthy), "--require", "train.nan,rollout.text"]) == 1
-    assert "rollout.text is required" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out.endswith("uncut.\n")
+    assert "1 required check not tested, so this is no pass: rollout.text\n\nNothing is wrong" in said.out
+    assert "rollout.text is required and was not tested: " in said.err
+    assert "not in the evidence" in said.err
     assert main(["check", str(healthy), "--require", "step1", "--allow-skip"]) == 0
     assert main(["check", str(healthy), "--require", "step2"]) == 1
     capsys.readouterr()
@@ -113,11 +117,23 @@ def test_thresholds_come_from_a_file(healthy: Path, tmp_path: Path, capsys: pyte
     _, report = document(capsys, str(healthy / "train.log"), "--config", str(config))
     (high,) = [verdict for verdict in report["verdicts"] if verdict["id"] == "train.grad-high"]
     assert high["status"] == "warn"
-    for text, words in (("[checks.thresholds]\ngrad_frist_warn = 1\n", "grad_first_warn"), ("[x", "is no TOML")):
+    for text, words in (
+        ("[checks.thresholds]\ngrad_frist_warn = 1\n", "grad_first_warn"),
+        ("[x", "is no TOML"),
+        (
+            "[run]\nname = 'a'\n\n[check.thresholds]\ngap_warn = 0.1\n",
+            "rltop.toml:4: unknown table or key 'check'; did you",
+        ),
+        ("[checks]\nthreshold = {gap_warn = 1}\n", "did you mean 'thresholds'"),
+        ("[checks]\nthresholds = 1\n", "thresholds must be a table"),
+        ("checks = 1\n", "[checks] must be a table"),
+    ):
         config.write_text(text)
         assert main(["check", str(healthy), "--config", str(config)]) == 2
         assert words in capsys.readouterr().err
     assert main(["check", str(healthy), "--config", str(tmp_path / "none.toml")]) == 2
+    config.write_text("[run]\nname = 'a'\n[trainer]\nlr = 1\n[env]\nA = '1'\n[checks]\nnotify = 'warn'\n")
+    assert main(["check", str(healthy), "--config", str(config)]) == 0
 
 
 def test_known_crashes_come_from_a_file_beside_the_configuration(

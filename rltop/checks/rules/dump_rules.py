@@ -139,7 +139,7 @@ def _foreign(source: str, names: list[str], evidence: tuple[Evidence, ...], refu
         cause += f" ({shown}; nothing of it was executed here)."
         advice: tuple[str, ...] = (
             f"do not load {source}, on any machine, with any allow-list: no data needs {calls[0]}",
-            "find out who wrote it, and where it was loaded already (weights_only=False, pickle.load)",
+            "find out who wrote it, and which machines have loaded it already",
             "set it aside, with everything else of the same origin",
         )
     else:
