@@ -48,7 +48,7 @@ def _entry(id: str, title: str, statuses: str, refs: str, explains: str | tuple[
 
 
 CATALOGUE: tuple[Entry, ...] = (
-    _entry("input.parse", "the evidence can be read", "pw", "RW"),
+    _entry("input.parse", "the evidence can be read", "piw", "RW"),
     _entry(
         "args.batch",
         "batch sizes are consistent in the framework's own units",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import Args, MetricRow, Mode, Observations, RunStart
-from rltop.checks.rules.input_parse import kind_in_words
+from rltop.checks.rules.input_parse import LINK, kind_in_words
 from rltop.checks.series import steps_per_rollout
 from rltop.errors import RltopError
 from rltop.evidence import segments
@@ -84,10 +84,11 @@ def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
             why=f"what {script} would start can be tested before it runs",
             do=f"rltop doctor {script}",
         )
-    if sink.problems:
-        first = sink.problems[0]
+    broken = [problem for problem in sink.problems if problem.kind != LINK]
+    if broken:
+        first = broken[0]
         line = first.where.line or 1
-        others = len({problem.where.source for problem in sink.problems} - {first.where.source})
+        others = len({problem.where.source for problem in broken} - {first.where.source})
         rest = f" ({others} more {'files' if others > 1 else 'file'} can not be used)" if others else ""
         return RltopError(
             f"is not {kind_in_words(first.kind)}, and there is no other evidence{rest}",
@@ -95,7 +96,8 @@ def _unusable(paths: Sequence[Path], found: Found, sink: Sink) -> RltopError:
             why=first.why,
             do="copy the file again; let the run flush it first",
         )
-    looked = [*(f"{name} (empty)" for name in found.empty), *found.strange, *(source.name for source in scripts)]
+    looked = [f"{link.name} (a link out of it, not followed)" for link in found.links]
+    looked += [*(f"{name} (empty)" for name in found.empty), *found.strange, *(source.name for source in scripts)]
     listed = ", ".join(looked[:5]) + (f" and {len(looked) - 5} more" if len(looked) > 5 else "")
     return RltopError(
         "holds nothing that rltop recognises",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from rltop.checks.rules.input_parse import LINK
 from rltop.evidence.pieces import is_binary
 from rltop.evidence.sink import Reader, Sink, Source
 
@@ -39,6 +40,8 @@ class Found:
     """Files with a known name beyond `MOST_FILES`."""
     known: int = 0
     unknown: int = 0
+    links: list[Source] = field(default_factory=list)
+    """Links that lead out of what was given, or nowhere: not followed."""
 
 
 def walk(roots: Sequence[Path], readers: Sequence[Reader], sink: Sink) -> Found:
@@ -54,7 +57,23 @@ def walk(roots: Sequence[Path], readers: Sequence[Reader], sink: Sink) -> Found:
     if found.more:
         why = f"{found.more} files with a known name beyond the first {MOST_FILES} were not read"
         sink.problem(Source(roots[0], "."), "a folder of a sensible size", why)
+    for link in found.links[:MOST_LINKS]:
+        sink.problem(link, LINK, _target(link.path))
+    if (rest := len(found.links) - MOST_LINKS) > 0:
+        sink.problem(found.links[MOST_LINKS], LINK, f"and {rest} more links")
     return found
+
+
+MOST_LINKS = 64
+"""Links that are named."""
+
+
+def _target(link: Path) -> str:
+    """Where a link points, as it is written."""
+    try:
+        return os.readlink(link)
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _leads(roots: Sequence[Path]) -> list[str]:
@@ -90,7 +109,10 @@ def _directory(root: Path, lead: str, names: _Names, sink: Sink, found: Found) -
             try:
                 mode = child.lstat().st_mode
                 if stat.S_ISLNK(mode):
-                    if not _inside(child, top):
+                    if _within(inner, claimed):
+                        continue  # its directory's reader knows what it may follow
+                    if name not in _IGNORED and not _leads_inside(child, top):
+                        found.links.append(Source(child, lead + inner))
                         continue
                     mode = child.stat().st_mode
             except OSError:
@@ -144,9 +166,10 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(part), "") if part.isdigit() and part.isascii() else (0, 0, part) for part in parts)
 
 
-def _inside(path: Path, top: Path) -> bool:
+def _leads_inside(path: Path, top: Path) -> bool:
+    """The link leads to something below `top`."""
     try:
-        return path.resolve().is_relative_to(top)
+        return path.resolve().is_relative_to(top) and path.exists()
     except (OSError, RuntimeError):  # a loop of links
         return False
 

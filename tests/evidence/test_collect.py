@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rltop.checks.evaluate import evaluate
 from rltop.checks.observe import Observations
 from rltop.errors import RltopError
 from rltop.evidence import metrics
@@ -84,7 +85,29 @@ def test_links_are_not_followed_out_of_the_path(tmp_path: Path) -> None:
     os.symlink(".", inside / "loop")
     os.symlink("b.log", inside / "a.log")
     os.symlink("a.log", inside / "b.log")
-    assert collect([inside]).files == ("train.log",)
+    os.symlink("train.log", inside / "same.log")
+    os.symlink("gone.log", inside / "dangling.log")
+    found = collect([inside])
+    assert found.files == ("same.log", "train.log")
+    (told,) = (v for v in evaluate(found).verdicts if v.id == "input.parse")
+    assert told.status == "info"
+    assert told.value["links"] == 5
+    assert told.cause.startswith("5 links out of PATH, or to nothing, were not followed: a.log, b.log, dangling.log")
+    assert f"-> {outside}" in [one.text for one in told.evidence]
+    (inside / "bad.json").write_text("{")
+    (inside / "metrics.jsonl").write_text("{oops\n" + '{"step": 1}\n')
+    (told,) = (v for v in evaluate(collect([inside])).verdicts if v.id == "input.parse")
+    assert told.status == "warn"
+    assert "5 links out of PATH" in told.cause
+
+
+def test_a_folder_of_links_alone_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(LINE)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    os.symlink(tmp_path / "train.log", inside / "train.log")
+    with pytest.raises(RltopError, match=r"train\.log \(a link out of it, not followed\)"):
+        collect([inside])
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
