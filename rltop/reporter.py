@@ -103,11 +103,14 @@ class Reporter:
         values: Mapping[str, Any],
         *,
         step: int,
-        axis: Literal["rollout", "train"] = "rollout",
+        axis: Literal["rollout", "train"] | None = None,
         rollout_id: int | None = None,
         step_in_rollout: int | None = None,
     ) -> None:
         """Scalars of one rollout or optimizer step. Values are what `float()` takes: numbers, numpy and torch scalars.
+
+        axis: what `step` counts. Without it the names say it: `train/…` are of an optimizer step, all others of a
+        rollout.
 
         `float()` of a tensor on a GPU waits for it, as it would anywhere.
         """
@@ -125,7 +128,9 @@ class Reporter:
         except Exception as error:
             self._failed(error)
             return
-        payload: dict[str, Any] = {"values": numbers, "step": step, "axis": axis}
+        payload: dict[str, Any] = {"values": numbers, "step": step}
+        if axis is not None:
+            payload["axis"] = axis
         if rollout_id is not None:
             payload["rollout_id"] = rollout_id
         if step_in_rollout is not None:

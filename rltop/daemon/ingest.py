@@ -26,6 +26,7 @@ from rltop.protocol.messages import (
     RunPayload,
     SamplesPayload,
     WeightsPayload,
+    axis_of,
 )
 
 MAX_SAMPLES = 8
@@ -190,7 +191,7 @@ class Ingest:
                 self._bye(source, payload)
 
     def _metrics(self, source: _Source, payload: dict[str, Any]) -> None:
-        values, step, axis = payload.get("values"), payload.get("step"), payload.get("axis", "rollout")
+        values, step, axis = payload.get("values"), payload.get("step"), payload.get("axis")
         if not isinstance(values, dict) or not isinstance(step, int) or isinstance(step, bool):
             self._malformed(source, "metrics: needs `values` (map) and `step` (int)")
             return
@@ -213,7 +214,7 @@ class Ingest:
                     "step": step,
                     "value": value,
                     "t": now,
-                    "axis": axis if axis in ("rollout", "train") else "rollout",
+                    "axis": axis if axis in ("rollout", "train") else axis_of(raw_name, None),
                     "rollout_id": payload.get("rollout_id"),
                     "nan": self._nan.get(name, 0),
                 },

@@ -45,6 +45,7 @@ from rltop.checks.verdict import Report
 from rltop.daemon.log_watch import Logs
 from rltop.daemon.stillness import Stillness
 from rltop.protocol.messages import (
+    Axis,
     ByePayload,
     EnginePayload,
     LogPayload,
@@ -54,6 +55,7 @@ from rltop.protocol.messages import (
     RunPayload,
     SamplesPayload,
     WeightsPayload,
+    axis_of,
 )
 
 MOST_SOURCES = 16
@@ -221,11 +223,22 @@ class LiveChecks:
             for name, value in metrics.values.items()
             if name in self._names or name.startswith(self._prefixes)
         }
-        segment = self._segments.of(record.source.name, metrics.axis, metrics.step)
-        if not values:
-            return False
+        by_axis: dict[Axis, dict[str, float]] = {}
+        for name in metrics.values:
+            by_axis.setdefault(axis_of(name, metrics.axis), {})
+        for name, value in values.items():
+            by_axis[axis_of(name, metrics.axis)][name] = value
+        for axis in sorted(by_axis):  # a rollout's own metrics come before its train steps
+            segment = self._segments.of(record.source.name, axis, metrics.step)
+            if by_axis[axis]:
+                self._row(record, metrics, axis, by_axis[axis], segment)
+        return bool(values)
+
+    def _row(
+        self, record: Record, metrics: MetricsPayload, axis: Axis, values: Mapping[str, float], segment: int
+    ) -> None:
         row = MetricRow(
-            axis=metrics.axis,
+            axis=axis,
             step=metrics.step,
             values=values,
             rollout_id=metrics.rollout_id,
@@ -236,12 +249,11 @@ class LiveChecks:
         )
         on_policy = not metrics.step_in_rollout
         slot = self._slots.setdefault(record.source.name, min(len(self._slots), MOST_SOURCES))
-        series = self._series.setdefault((metrics.axis, on_policy, slot), ThinSeries())
+        series = self._series.setdefault((axis, on_policy, slot), ThinSeries())
         notable = _is_notable(row, on_policy, self._thresholds)
         series.append(row, notable=notable)
         if notable:
             self._mark((segment, metrics.rollout_id if metrics.rollout_id is not None else metrics.step))
-        return True
 
     def _take_samples(self, record: Record, payload: SamplesPayload) -> bool:
         segment = self._segments.now(record.source.name)

@@ -70,13 +70,23 @@ class Record(msgspec.Struct, frozen=True):
     """Records of this source dropped so far because nobody took them."""
 
 
+Axis = Literal["rollout", "train"]
+
+
+def axis_of(name: str, given: Axis | None) -> Axis:
+    """Axis of a metric: the record's, else by the metric's name: `train/…` counts optimizer steps, all others
+    rollouts."""
+    return given or ("train" if name.startswith("train/") else "rollout")
+
+
 class MetricsPayload(msgspec.Struct, frozen=True):
     """Kind `metrics`: scalars of one rollout or one optimizer step, under slime's names."""
 
     values: dict[str, float]
     step: int
     """Value on the x axis: the rollout id for `rollout`, `perf` and `eval`; `train/step` for `train`."""
-    axis: Literal["rollout", "train"] = "rollout"
+    axis: Axis | None = None
+    """None: of each value by its name, see `axis_of`."""
     rollout_id: int | None = None
     step_in_rollout: int | None = None
     """0 is the on-policy step of its rollout. None when axis is `rollout`."""

@@ -234,6 +234,24 @@ def test_an_unreadable_record_is_counted_and_does_not_take_the_others_with_it() 
     assert firing(checks.report()) == {"train.nan": "fail"}
 
 
+def test_without_an_axis_the_names_say_what_the_step_counts() -> None:
+    record, checks = Recorder(), LiveChecks()
+    for step in range(5):
+        values = {"train/grad_norm": NAN if step == 3 else 0.2, "rollout/raw_reward": 0.5, "perf/step_time": 1.0}
+        checks.feed(record("metrics", values=values, step=step))
+    (nan,) = (v for v in checks.report().verdicts if v.id == "train.nan")
+    assert (nan.status, nan.step) == ("fail", 3)
+    axes = {name: row.axis for row in checks.observations().metrics for name in row.values}
+    assert axes["train/grad_norm"] == "train"
+    assert axes["rollout/raw_reward"] == "rollout"
+
+
+def test_an_axis_that_is_given_holds_for_all_names() -> None:
+    record, checks = Recorder(), LiveChecks()
+    checks.feed(record("metrics", values={"train/grad_norm": 0.2, "rollout/raw_reward": 0.5}, step=0, axis="rollout"))
+    assert {row.axis for row in checks.observations().metrics} == {"rollout"}
+
+
 def test_a_restart_begins_a_new_segment_for_every_source_that_goes_back() -> None:
     trainer, manager = Recorder(), Recorder(Source("rollout", 0, "node", 2))
     checks = LiveChecks()

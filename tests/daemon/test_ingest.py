@@ -56,6 +56,12 @@ def test_a_metric_is_a_state_key_and_a_point_of_its_series(house: House) -> None
     assert house.core.written.told("point") == [("train/loss", 3, 0.5)]
 
 
+def test_without_an_axis_the_name_of_a_metric_says_it(house: House) -> None:
+    house.ingest.take(house.trainer.metrics(3, {"train/loss": 0.5, "rollout/raw_reward": 1.0, "mine": 2.0}))
+    axes = {name: house.state(f"metric/{name}")["axis"] for name in ("train/loss", "rollout/raw_reward", "mine")}
+    assert axes == {"train/loss": "train", "rollout/raw_reward": "rollout", "mine": "rollout"}
+
+
 def test_nan_and_inf_are_counted_kept_and_shown(house: House) -> None:
     for step, value in enumerate((1.0, nan, inf, 2.0)):
         house.ingest.take(house.trainer.metrics(step, {"m": value}))

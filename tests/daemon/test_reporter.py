@@ -104,6 +104,13 @@ def test_without_an_address_nothing_happens_and_zmq_is_not_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_an_axis_that_is_not_given_is_left_to_the_names(address: str, listener: Listener) -> None:
+    with Reporter(address=address) as reporter:
+        reporter.metrics({"train/loss": 0.5}, step=7)
+    (record,) = listener.take(1)
+    assert record.payload == {"values": {"train/loss": 0.5}, "step": 7}
+
+
 def test_every_kind_arrives_in_the_shape_of_the_specification(address: str, listener: Listener) -> None:
     with Reporter(address=address, run="r-1", role="trainer", rank=3) as reporter:
         reporter.run(framework="mine", args={"lr": 1e-6, "path": Path("/x")})
