@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rltop import runs
 from rltop.cli.extra import require_train
 from rltop.cli.output import note, print_json
 from rltop.cli.signals import held, raised
-from rltop.config import UpConfig, parse_up
+from rltop.config import Place, UpConfig, parse_up
 from rltop.errors import RltopError
 from rltop.evidence.known import table_path, with_table
 from rltop.keys import parse_listen
@@ -28,6 +29,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
     Raises RltopError with `file:line` for a wrong file, and what the start raises.
     """
     from rltop.daemon.spawn import early_end, log_tail, start_daemon
+    from rltop.daemon.supervisor import size_of
     from rltop.train.arguments import TrainConfig
     from rltop.train.flags import flag_names
 
@@ -48,6 +50,10 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
     if (crashes := table_path(checks, path.absolute().parent, where=f"{path} [checks]")) is not None:
         with_table(crashes)  # a table that can not be used is said here, not in the log of a daemon
         checks["known_crashes"] = str(crashes)
+    if argv := config.checks.get("on_fail"):
+        checks["on_fail"] = _hook(argv, path, text)
+    known = name or config.name
+    log_from = size_of(runs.runs_root() / runs.check_name(known) / "trainer.log") if known else 0
     with raised(), _whole_or_nothing() as keep:
         with held():  # Ctrl-C in the middle of a start ends what was started, behind it
             run = start_daemon(
@@ -62,13 +68,13 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                 },
             )
             keep(run)
-        ended = early_end(run, within_s=EARLY_S)
+        ended = early_end(run, within_s=EARLY_S, log_from=log_from)
         if ended is not None and ended.state != "done":
             log = run.path / "trainer.log"
             raise RltopError(
                 f"the trainer of run {run.name!r} ended at once",
                 where=str(log),
-                why=f"{ended.text}; its log ends:\n{log_tail(log) or '(it is empty)'}",
+                why=f"{ended.text}; its log ends:\n{log_tail(log, log_from) or '(it is empty)'}",
                 do="the daemon is down again",
                 exit_code=1,
             )
@@ -114,6 +120,25 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
             raise
         raise RltopError(error.what, where=f"{where}:{line}: {error.where}", why=error.why, do=error.do) from None
     return [sys.executable, "-m", "rltop", "train", *config.flags]
+
+
+def _hook(argv: list[str], path: Path, text: str) -> list[str]:
+    """`on_fail` as the daemon can run it from anywhere: a program with a `/` is seen from the configuration's folder.
+
+    Raises RltopError with its line when there is none, or it may not be run.
+    """
+    program = Path(argv[0]).expanduser()
+    if "/" in argv[0]:
+        program = path.absolute().parent / program
+    if shutil.which(program, path=os.environ.get("PATH")) is None:
+        found = "/" in argv[0] and program.exists()
+        raise RltopError(
+            f"can not run on_fail: {argv[0]}",
+            where=f"{path}:{Place(str(path), text).line('checks', 'on_fail')}",
+            why=f"{program} is not executable" if found else f"there is no {program}",
+            do=f"chmod +x {program}, or name an interpreter" if found else "a path is seen from the file's own folder",
+        )
+    return [str(program), *argv[1:]]
 
 
 def _program(config: UpConfig, where: str) -> str:

@@ -353,6 +353,7 @@ def _hook_options(config: Mapping[str, Any]) -> HookOptions:
     checks = checks if isinstance(checks, dict) else {}
     return HookOptions(
         on_fail=tuple(map(str, checks.get("on_fail") or ())),
+        folder=str(Path(config["file"]).parent) if isinstance(config.get("file"), str) else None,
         webhook=str(checks.get("webhook") or ""),
         notify="warn" if checks.get("notify") == "warn" else "fail",
     )

@@ -35,6 +35,8 @@ class HookOptions:
 
     on_fail: tuple[str, ...] = ()
     """argv; the document comes on its stdin, RLTOP_RUN, RLTOP_CHECK and RLTOP_STATUS are in its environment."""
+    folder: str | None = None
+    """Where it is run: the folder of the configuration, so that words like `tell.py` mean what they mean there."""
     webhook: str = ""
     """The document is POSTed here."""
     notify: Literal["fail", "warn"] = "fail"
@@ -113,6 +115,7 @@ class Hooks:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            cwd=self._options.folder,
             env={**os.environ, **told},
         )
         try:

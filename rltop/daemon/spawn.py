@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -17,14 +18,17 @@ import psutil
 import zmq
 
 from rltop import runs
+from rltop.daemon.supervisor import size_of
 from rltop.daemon.tether import Tether
-from rltop.daemon.trainer_job import Exit, how_it_ended, read_record
+from rltop.daemon.trainer_job import RECORD, Exit, how_it_ended, read_record
 from rltop.errors import RltopError
 from rltop.protocol.codec import WireError, decode, encode
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Hello
 from rltop.runs import RunInfo
 
 START_S = 30.0
+LOCK_PATIENCE_S = 0.3
+"""A daemon that is just ending gets so long to let its lock go."""
 POLL_S = 0.02
 TAIL_BYTES = 3000
 TETHER_FD = 9
@@ -49,10 +53,56 @@ def start_daemon(
     Raises RltopError, with the end of the daemon's log, when it does not come up. However this function is left, there
     is either a run that was returned or no daemon.
     """
+    fresh = name is None or not (runs.runs_root() / name).exists()
     run_dir = runs.make_run_dir(name)
+    _refuse_second(run_dir)
+    try:
+        return _start(run_dir, trainer or [], env or {}, config or {}, tether, ingest_tcp)
+    except BaseException as error:
+        # A run that never was: no list of runs has it. Unless somebody else takes the name at this moment.
+        if fresh and not (run_dir / RECORD).exists() and runs.lock_holder(run_dir) is None:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            if isinstance(error, RltopError):
+                error.where = ""  # its log is gone too; what it said stands in the reason
+        raise
+
+
+def _refuse_second(run_dir: Path) -> None:
+    """Raise when a daemon lives there, before anything of it is touched."""
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while (pid := runs.lock_holder(run_dir)) is not None:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    else:
+        return
+    name, record = run_dir.name, read_record(run_dir)
+    if record is not None and record.code is not None:
+        raise RltopError(
+            f"run {name!r} has ended, but its daemon is still up",
+            where=str(run_dir),
+            why=f"process {pid} shows how it ended; one daemon watches one start",
+            do=f"rltop down {name} first, then start it again",
+        )
+    raise RltopError(
+        f"a daemon is already running for run {name!r}",
+        where=str(run_dir),
+        why=f"process {pid or 'unknown'} holds lock",
+        do=f"rltop attach {name}, or rltop down {name} first",
+    )
+
+
+def _start(
+    run_dir: Path,
+    trainer: list[str],
+    env: Mapping[str, str],
+    config: Mapping[str, Any],
+    tether: Tether | None,
+    ingest_tcp: str,
+) -> RunInfo:
     config_file = run_dir / "config.json"
     try:
-        config_file.write_text(json.dumps(config or {}, indent=1), encoding="utf-8")
+        config_file.write_text(json.dumps(dict(config), indent=1), encoding="utf-8")
         config_file.chmod(0o600)
     except OSError as error:
         raise RltopError("cannot write in the run directory", where=str(config_file), why=str(error)) from error
@@ -64,15 +114,16 @@ def start_daemon(
     if trainer:
         argv += ["--", *trainer]
     log = run_dir / "daemon.log"
-    pid = _spawn(argv, {**os.environ, **(env or {})}, log, tether)
+    log_from = size_of(log)
+    pid = _spawn(argv, {**os.environ, **env}, log, tether)
     try:
-        return _wait_for(pid, run_dir, log)
+        return _wait_for(pid, run_dir, log, log_from)
     except BaseException:
         _end(pid)
         raise
 
 
-def _wait_for(pid: int, run_dir: Path, log: Path) -> RunInfo:
+def _wait_for(pid: int, run_dir: Path, log: Path, log_from: int) -> RunInfo:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if runs.lock_holder(run_dir) == pid:
@@ -83,9 +134,9 @@ def _wait_for(pid: int, run_dir: Path, log: Path) -> RunInfo:
             code = os.waitstatus_to_exitcode(status)
             if code == -signal.SIGINT:  # Ctrl-C hit it before it had a session of its own: it was meant for us
                 raise KeyboardInterrupt
-            raise _failed(run_dir.name, log, f"it ended with exit code {code}")
+            raise _failed(run_dir.name, log, log_from, f"it ended with exit code {code}")
         time.sleep(POLL_S)
-    raise _failed(run_dir.name, log, f"it did not answer within {START_S:.0f} s and was stopped")
+    raise _failed(run_dir.name, log, log_from, f"it did not answer within {START_S:.0f} s and was stopped")
 
 
 def _end(pid: int, *, patience_s: float = 15.0) -> None:
@@ -107,10 +158,10 @@ def _end(pid: int, *, patience_s: float = 15.0) -> None:
         time.sleep(POLL_S)
 
 
-def early_end(run: RunInfo, *, within_s: float) -> Exit | None:
+def early_end(run: RunInfo, *, within_s: float, log_from: int = 0) -> Exit | None:
     """How the trainer of a run that was just started ended, if it does within that time; None: it runs.
 
-    Looks at what its keeper writes, so it costs nothing but the waiting.
+    Looks at what its keeper writes, so it costs nothing but the waiting. log_from: bytes in its log before the start.
     """
     epoch = _run_json(run.path).get("epoch")
     deadline = time.monotonic() + within_s
@@ -120,7 +171,7 @@ def early_end(run: RunInfo, *, within_s: float) -> Exit | None:
             if record.error:
                 return Exit(None, "failed", record.error)
             if record.code is not None:
-                return how_it_ended(record.code, asked=False, log=run.path / "trainer.log")
+                return how_it_ended(record.code, asked=False, log=run.path / "trainer.log", log_from=log_from)
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)
@@ -220,18 +271,18 @@ def _answers(address: str, timeout_ms: int = 1000) -> bool:
         return answered
 
 
-def log_tail(log: Path) -> str:
-    """The end of a log; "" when it is empty or cannot be read."""
+def log_tail(log: Path, start: int = 0) -> str:
+    """The end of a log, from byte `start` on; "" when there is nothing or it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
+            file.seek(max(start, file.tell() - TAIL_BYTES))
             return file.read().decode(errors="replace").strip()
     except OSError:
         return ""
 
 
-def _failed(name: str, log: Path, why: str) -> RltopError:
-    tail = log_tail(log)
+def _failed(name: str, log: Path, log_from: int, why: str) -> RltopError:
+    tail = log_tail(log, log_from)
     text = f"{why}; its log ends:\n{tail}" if tail else f"{why}; its log is empty"
     return RltopError(f"the daemon of run {name!r} did not start", where=str(log), why=text, exit_code=2)

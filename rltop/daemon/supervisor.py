@@ -83,6 +83,7 @@ class TrainerSupervisor:
                 # Over the directory of an earlier run: how that one ended says nothing about this one.
                 self._core.update("run", state="waiting", text="", ended=None)
         if self._job is not None:
+            self._job.log_from = self._log_from
             self._show(self._job, "running", None)
             self._watcher = asyncio.get_running_loop().create_task(self._watch(self._job))
 
@@ -107,7 +108,8 @@ class TrainerSupervisor:
         elif known.get("state") == "running":
             pid = known.get("pid")
             if record is not None and record.marker == known.get("marker") and record.code is not None:
-                end = how_it_ended(record.code, asked=False, log=Path(known.get("log") or ""))
+                log = Path(known.get("log") or "")
+                end = how_it_ended(record.code, asked=False, log=log, log_from=self._log_from)
                 self._core.update("trainer", state="exited", exit_code=end.code)
                 words = f"the trainer (process {pid}) ended while no daemon was there"
                 self._ended(end.state, f"{words}: {end.text}" if end.text else words, "daemon")

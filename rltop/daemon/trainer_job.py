@@ -77,6 +77,8 @@ class TrainerJob:
         self.marker = record.marker
         self.birth = record.birth
         self.log = run_dir / "trainer.log"
+        self.log_from = 0
+        """Bytes that an earlier start left in it: they say nothing about this one."""
         self.pid = record.pid
 
     def running(self) -> bool:
@@ -98,7 +100,7 @@ class TrainerJob:
                 break
             await sleep(POLL_S)
         code = record.code if record is not None and record.marker == self.marker else None
-        return how_it_ended(code, asked=self._asked, log=self.log)
+        return how_it_ended(code, asked=self._asked, log=self.log, log_from=self.log_from)
 
     def _reaped(self) -> bool:
         if self.keeper:
@@ -284,25 +286,28 @@ def _parse(text: bytes) -> TrainerRecord:
     )
 
 
-def how_it_ended(code: int | None, *, asked: bool, log: Path) -> Exit:
-    """The run's state and a sentence, from the exit code. asked: whether somebody told it to stop."""
+def how_it_ended(code: int | None, *, asked: bool, log: Path, log_from: int = 0) -> Exit:
+    """The run's state and a sentence, from the exit code and the end of its log from byte `log_from` on.
+
+    asked: whether somebody told it to stop.
+    """
     if asked or code in (130, -signal.SIGINT, -signal.SIGTERM):
         return Exit(code, "interrupted", "stopped" + ("" if code is None else f" ({_name(code)})"))
     if code == 0:
         return Exit(0, "done", "")
-    last = last_line(log)
+    last = last_line(log, log_from)
     words = f": {last}" if last else ""
     if code is None:
         return Exit(None, "failed", f"the trainer ended, how is not known (its keeper is gone too){words}")
     return Exit(code, "failed", f"the trainer ended with {_name(code)}{words}")
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says anything; "" when there is none."""
+def last_line(log: Path, start: int = 0) -> str:
+    """The last line of a log that says anything, from byte `start` on; "" when there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LAST_LINES_BYTES))
+            file.seek(max(start, file.tell() - LAST_LINES_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

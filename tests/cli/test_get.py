@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from rltop.cli.main import main
 from rltop.runs import RunInfo, find_run
-from tests.daemon.util import Producer, Viewer, real_daemon
+from tests.daemon.util import Producer, Viewer, real_daemon, wait_for
 
 Capture = pytest.CaptureFixture[str]
 
@@ -116,6 +118,99 @@ def test_up_and_down(runs_dir: Path, tmp_path: Path, capsys: Capture) -> None:
     assert (find_run("tiny").path / "trainer.log").read_text() == "hello\n"
     assert main(["down", "tiny"]) == 0
     assert "is not running" in capsys.readouterr().err
+
+
+def test_a_run_that_has_ended_and_still_has_its_daemon_says_what_to_do(
+    runs_dir: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[run]\nname = "tiny"\n[trainer]\ncommand = ["true"]\n')
+    assert main(["up", str(config)]) == 0
+    try:
+        capsys.readouterr()
+        assert main(["up", str(config)]) == 2
+        err = capsys.readouterr().err
+        assert "run 'tiny' has ended, but its daemon is still up" in err
+        assert "rltop down tiny first" in err
+    finally:
+        assert main(["down", "tiny"]) == 0
+    assert main(["up", str(config)]) == 0
+    assert main(["down", "tiny"]) == 0
+
+
+def test_a_failing_start_shows_only_what_this_start_said(runs_dir: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[run]\nname = "tiny"\n[trainer]\ncommand = ["sh", "-c", "echo the first one broke; exit 3"]\n')
+    assert main(["up", str(config)]) == 1
+    assert "the first one broke" in capsys.readouterr().err
+    config.write_text('[run]\nname = "tiny"\n[trainer]\ncommand = ["sh", "-c", "exit 4"]\n')
+    assert main(["up", str(config)]) == 1
+    err = capsys.readouterr().err
+    assert "the first one broke" not in err
+    assert "ended with code 4; its log ends:\n(it is empty)" in err
+
+
+def test_a_refused_start_leaves_no_run_behind(runs_dir: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[run]\nname = "two"\n[trainer]\ncommand = ["sleep", "1000"]\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["up", str(config), "--ingest-tcp", f"127.0.0.1:{taken.getsockname()[1]}"]) == 2
+    err = capsys.readouterr().err
+    assert "the daemon of run 'two' did not start" in err
+    assert "ddress already in use" in err
+    assert list((runs_dir / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "mode", "said"),
+    [
+        ('["./no.sh"]', None, "there is no "),
+        ('["./tell.sh"]', 0o600, "tell.sh is not executable"),
+        ('["no-such-program-here"]', None, "there is no no-such-program-here"),
+    ],
+)
+def test_a_hook_that_can_not_run_is_refused_with_its_line(
+    argv: str, mode: int | None, said: str, runs_dir: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(f'[trainer]\ncommand = ["sleep", "1000"]\n\n[checks]\non_fail = {argv}\n')
+    if mode is not None:
+        (tmp_path / "tell.sh").write_text("#!/bin/sh\n")
+        (tmp_path / "tell.sh").chmod(mode)
+    assert main(["up", str(config)]) == 2
+    err = capsys.readouterr().err
+    assert f"{config}:5: can not run on_fail" in err
+    assert said in err
+    assert not (runs_dir / "runs").exists()
+
+
+def test_a_hook_is_seen_from_the_folder_of_its_configuration(
+    runs_dir: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "conf", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (folder / "tell.sh").write_text('#!/bin/sh\necho "$RLTOP_CHECK" > told\n')
+    (folder / "tell.sh").chmod(0o700)
+    script = (
+        "from rltop import Reporter; import time\n"
+        "with Reporter() as r:\n"
+        "    r.run(framework='mine')\n"
+        "    r.metrics({'train/grad_norm': float('nan')}, step=0, axis='train')\n"
+        "    time.sleep(60)\n"
+    )
+    config = folder / "run.toml"
+    config.write_text(
+        f"[run]\nname = 'tiny'\n[trainer]\ncommand = {json.dumps([sys.executable, '-c', script])}\n"
+        "[checks]\non_fail = ['./tell.sh']\n"
+    )
+    monkeypatch.chdir(elsewhere)
+    assert main(["up", str(config)]) == 0
+    try:
+        wait_for(lambda: (folder / "told").exists() and (folder / "told").read_text())
+    finally:
+        assert main(["down", "tiny"]) == 0
+    assert (folder / "told").read_text() == "train.nan\n"
 
 
 def test_down_without_a_name_asks_which_when_there_are_several(runs_dir: Path, capsys: Capture) -> None:
