@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from rltop.checks.catalogue import CATALOGUE
 from rltop.checks.evaluate import NO_RULE
 from rltop.checks.layout import cut, wrap
+from rltop.checks.names import some
 from rltop.checks.phrase import count, num
 from rltop.checks.verdict import FIRING, Report, Verdict
 
@@ -150,11 +151,11 @@ def _folded_rest(report: Report, width: int, command: str) -> list[str]:
     lines = []
     for verdict in (v for v in noted if v.advice):
         lines += wrap(f"{verdict.id}: {verdict.cause}", "note  ", width, most=FOLDED_LINES)
-    if quiet := list(dict.fromkeys(v.id for v in noted if not v.advice)):
-        lines += wrap(f"nothing to do about {', '.join(quiet)}", "note  ", width)
+    quiet = list(dict.fromkeys(v.id for v in noted if not v.advice))
+    remarks = f", {count(len(quiet), 'remark')} ({some(quiet, 3)})" if quiet else ""
     passed = len({v.id for v in report.verdicts if v.status == "pass"})
     skipped = len({v.id for v in report.verdicts if v.status == "skip"})
-    rest = f"{count(passed, 'check')} passed, {skipped} could not be tested: {command} has it all, uncut."
+    rest = f"{count(passed, 'check')} passed{remarks}, {skipped} could not be tested: {command} has it all, uncut."
     return [*lines, *wrap(rest, "", width)]
 
 
@@ -178,13 +179,21 @@ def _block(verdict: Verdict, width: int, refs: bool) -> list[str]:
         pad,
         width,
     )
+    lines += _details(verdict, width)
+    if refs and verdict.refs:
+        lines += wrap(" ".join(verdict.refs), f"{pad}ref ", width)
+    return lines
+
+
+def _details(verdict: Verdict, width: int) -> list[str]:
+    """Evidence and advice in full."""
+    pad = " " * LABEL
+    lines: list[str] = []
     for evidence in verdict.evidence:
         source = evidence.source if evidence.line is None else f"{evidence.source}:{evidence.line}"
         lines += wrap(f"{source}  {evidence.text}", f"{pad}at  ", width)
     for advice in verdict.advice:
         lines += wrap(advice, f"{pad}do  ", width)
-    if refs and verdict.refs:
-        lines += wrap(" ".join(verdict.refs), f"{pad}ref ", width)
     return lines
 
 
@@ -193,6 +202,7 @@ def _followers(followers: Iterable[Verdict], width: int) -> list[str]:
     for verdict in followers:
         text = f"explains {verdict.id} ({verdict.status}): {verdict.cause}"
         lines += wrap(text, " " * LABEL, width)
+        lines += _details(verdict, width)
     return lines
 
 
@@ -200,6 +210,7 @@ def _rest(report: Report, width: int) -> list[str]:
     lines: list[str] = []
     for verdict in (v for v in report.verdicts if v.status == "info"):
         lines += wrap(f"{verdict.id}: {verdict.cause}", f"{'info':<{LABEL}}", width)
+        lines += _details(verdict, width)
     passed = list(dict.fromkeys(v.id for v in report.verdicts if v.status == "pass"))
     if passed:
         lines += wrap(", ".join(passed), f"{'pass':<{LABEL}}", width)

@@ -139,9 +139,25 @@ def test_a_brief_text_ends_at_a_word_and_quiet_notes_are_named_only() -> None:
         Verdict("train.nan", "pass"),
     )
     lines = render_folded(Report(verdicts, (), {}), width=80).splitlines()
-    assert [line for line in lines if line.startswith("note")][1] == "note  nothing to do about args.token-budget"
+    assert len([line for line in lines if line.startswith("note")]) == 1
     assert lines[3].endswith(" wordy …")
-    assert lines[-1] == "1 check passed, 0 could not be tested: rltop check --all has it all, uncut."
+    told = "1 check passed, 1 remark (args.token-budget), 0 could not be tested: rltop check --all has it all, uncut."
+    assert " ".join(lines[-2:]) == told
+
+
+def test_the_whole_report_keeps_what_the_folded_one_leaves_out() -> None:
+    verdicts = (
+        Verdict("a.b", "fail", cause="c"),
+        Verdict("c.d", "warn", cause="e", evidence=(Evidence("x.log", 3, "text"),), consequence_of=("a.b",)),
+        Verdict("dump.size", "info", cause="f", evidence=(Evidence("y.pt", None, "big"),), advice=("skip it",)),
+    )
+    text = render(Report(verdicts, ("a.b",), {}))
+    for line in (
+        "      explains c.d (warn): e\n      at  x.log:3  text\n",
+        "info  dump.size: f\n      at  y.pt  big\n",
+    ):
+        assert line in text
+    assert text.endswith("      do  skip it")
 
 
 @pytest.mark.parametrize("width", [40, 61, 80, 120])
