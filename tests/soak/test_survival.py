@@ -5,6 +5,7 @@ The seed of a sequence is its number; a failure names it, and RLTOP_SEQUENCES="1
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -168,7 +169,8 @@ class Life:
     def clean(self) -> None:
         """After a failure: leave nothing behind."""
         if (pid := runs.lock_holder(self.dir)) is not None and pid:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # it may be ending this very moment
+                os.kill(pid, signal.SIGCONT)
             kill(pid)
         if (record := read_record(self.dir)) is not None:
             for pid in family(record.marker):
