@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rltop import runs
@@ -169,9 +170,9 @@ class Life:
     def clean(self) -> None:
         """After a failure: leave nothing behind."""
         if (pid := runs.lock_holder(self.dir)) is not None and pid:
-            with contextlib.suppress(ProcessLookupError):  # it may be ending this very moment
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # it may be ending this very moment
                 os.kill(pid, signal.SIGCONT)
-            kill(pid)
+                kill(pid)
         if (record := read_record(self.dir)) is not None:
             for pid in family(record.marker):
                 kill(pid)
