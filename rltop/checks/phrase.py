@@ -149,4 +149,4 @@ def _place(where: Where | None, live: str, text: str) -> Evidence:
 
 def missing(obs: Observations, what: str) -> str:
     """Cause of a skip: what is not there, and whether it may still come."""
-    return f"{what} has not been seen yet" if obs.live else f"{what} is not in the evidence"
+    return f"{'not seen yet' if obs.live else 'not in the evidence'}: {what}"

@@ -299,7 +299,7 @@ def test_the_end_of_the_run_turns_not_yet_into_not_there() -> None:
     waiting = {v.cause for v in checks.report().verdicts if v.id == "train.grad-high"}
     checks.feed(record("bye", reason="done"))
     ended = {v.cause for v in checks.report().verdicts if v.id == "train.grad-high"}
-    assert (waiting, ended) == ({"train/grad_norm has not been seen yet"}, {"train/grad_norm is not in the evidence"})
+    assert (waiting, ended) == ({"not seen yet: train/grad_norm"}, {"not in the evidence: train/grad_norm"})
 
 
 ABORT = "Rank 23, node node-c, device 7, iteration 58: Unexpected result nan (message='found NaN in local grad norm')"

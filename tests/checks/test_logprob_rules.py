@@ -59,7 +59,7 @@ def tokens(actor: list[float], reference: list[float]) -> Sample:
         (obs(*start(NAN, -0.3, kl=None)), "skip", "train.nan"),
         (obs(*start(), mode="rollout-only"), "skip", "no trainer"),
         (obs(), "skip", "not in the evidence"),
-        (obs(live=True), "skip", "not been seen yet"),
+        (obs(live=True), "skip", "not seen yet"),
     ],
 )
 def test_actor_and_reference_are_compared_at_a_fresh_start(observations: Observations, status: str, words: str) -> None:

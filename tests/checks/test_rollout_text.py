@@ -38,7 +38,7 @@ def mixed(bad: int, of: int, rollout: int = 0) -> list[Sample]:
         (obs(*texts("", "")), "skip", "empty"),
         (obs(*texts("Sorted: 1 3 7.", "Sorted: 2 2 9.")), "pass", "are text"),
         (obs(), "skip", "not in the evidence"),
-        (obs(live=True), "skip", "not been seen yet"),
+        (obs(live=True), "skip", "not seen yet"),
         (obs(*mixed(4, 4)), "fail", "candidates"),
         (obs(*mixed(4, 4), mode="rollout-only"), "fail", "without any trainer"),
         (obs(*mixed(4, 4), mode="rollout-only", flags=BASE), "info", "without any trainer"),

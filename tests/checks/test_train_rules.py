@@ -43,7 +43,7 @@ def norms(*values: float, **changes: float) -> list[MetricRow]:
         (obs(*norms(0.3, 0.3, 6.0)), "pass", "no spike"),
         (obs(*norms(NAN)), "skip", "not in the evidence"),
         (obs(*norms(200.0), mode="rollout-only"), "skip", "no trainer"),
-        (obs(live=True), "skip", "not been seen yet"),
+        (obs(live=True), "skip", "not seen yet"),
         # an excerpt from the middle of a run has no first step
         (obs(train(300, grad_norm=200.0), starts=()), "pass", "200"),
         (obs(train(1, grad_norm=200.0), starts=()), "warn", "first step"),
@@ -162,7 +162,7 @@ NO_CHECK = {"no_check_for_nan_in_loss_and_grad": True}
         (obs(*norms(0.3, NAN), rollout(1, log_probs=NAN), flags=NO_CHECK), "fail", "rollout 1"),
         (obs(mode="rollout-only"), "skip", "no trainer"),
         (obs(), "skip", "not in the evidence"),
-        (obs(live=True), "skip", "not been seen yet"),
+        (obs(live=True), "skip", "not seen yet"),
     ],
 )
 def test_anything_that_is_not_a_number_is_found(observations: Observations, status: str, words: str) -> None:
