@@ -18,6 +18,7 @@ from rltop.cli.once import (
     metric_rows,
     picture,
     snapshot,
+    status_words,
 )
 from rltop.cli.output import note, print_json, table
 from rltop.client import Client, Series
@@ -99,8 +100,8 @@ async def _metrics(client: Client, query: Query) -> Answer:
 
 async def _checks(client: Client, query: Query) -> Answer:
     checks = check_rows(client.mirror.state)
-    keys = ("status", "id", "value", "threshold", "rollout", "cause")
-    lines = table(keys, [[check.get(key) for key in keys] for check in checks])
+    keys = ("id", "value", "threshold", "rollout", "cause")
+    lines = table(("status", *keys), [[status_words(check), *(check.get(key) for key in keys)] for check in checks])
     summary = client.mirror.state.get("checks") or {}
     return Answer(
         {"checks": checks, "root_causes": summary.get("root_causes", []), "summary": summary.get("summary", {})}, lines

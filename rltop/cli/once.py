@@ -102,6 +102,11 @@ def check_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda check: (STATUS_ORDER.get(check.get("status", ""), 5), check.get("id", "")))
 
 
+def status_words(check: Mapping[str, Any]) -> str:
+    """`fail`, or `fail (muted)`: it stays in the list, and somebody has said that it is known."""
+    return f"{check.get('status')}" + (" (muted)" if check.get("muted") else "")
+
+
 def told_checks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of `check_rows` those worth a line: every one that was measured, and the set `step1` also when it was not."""
     return [check for check in check_rows(state) if check.get("status") != "skip" or check.get("id") in STEP1]
@@ -111,8 +116,8 @@ def _checks(state: Mapping[str, Any]) -> list[str]:
     checks = told_checks(state)
     if not checks:
         return []
-    keys = ("status", "id", "value", "threshold", "cause")
-    lines = table(("check", *keys[1:]), [[check.get(key) for key in keys] for check in checks])
+    keys = ("id", "value", "threshold", "cause")
+    lines = table(("check", *keys), [[status_words(check), *(check.get(key) for key in keys)] for check in checks])
     if left := len(check_rows(state)) - len(checks):
         lines.append(f"{left} more were not measured: rltop get checks")
     if roots := (state.get("checks") or {}).get("root_causes"):

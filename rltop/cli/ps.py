@@ -50,7 +50,7 @@ def _cells(row: Mapping[str, Any], now: float) -> list[Any]:
         when = f"{age(now - row['ended'])} ago" if row["ended"] else "-"
     return [
         *(row[key] for key in ("run", "state", "rollout", "reward")),
-        _verdicts(row),
+        verdict_words(row),
         when,
         size(row["bytes"]),
         row["pid"],
@@ -58,12 +58,13 @@ def _cells(row: Mapping[str, Any], now: float) -> list[Any]:
     ]
 
 
-def _verdicts(row: Mapping[str, Any]) -> str | None:
+def verdict_words(row: Mapping[str, Any]) -> str | None:
     """`2 fail, 1 warn: train.nan`: the counts, and what they come from."""
     counts = row["verdicts"]
     if not counts:
         return None
     bad = [f"{counts[status]} {status}" for status in ("fail", "warn") if counts.get(status)]
+    bad += [f"{len(row['muted'])} of them muted"] if row["muted"] else []
     if not bad:
         return "ok" if counts.get("pass") else "-"
     return ", ".join(bad) + (f": {', '.join(row['root_causes'])}" if row["root_causes"] else "")
@@ -103,6 +104,7 @@ async def _glance(run: RunInfo) -> dict[str, Any]:
         "warn": None,
         "verdicts": {},
         "root_causes": [],
+        "muted": [],
         "started": run.started,
         "ended": None,
         "pid": run.pid if run.alive else None,
@@ -149,4 +151,5 @@ def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
         "warn": counts.get("warn"),
         "verdicts": counts,
         "root_causes": list(checks.get("root_causes") or []),
+        "muted": list(checks.get("muted") or []),
     }

@@ -195,6 +195,10 @@ class Ingest:
         if not isinstance(values, dict) or not isinstance(step, int) or isinstance(step, bool):
             self._malformed(source, "metrics: needs `values` (map) and `step` (int)")
             return
+        if (self._core.table.get("run") or {}).get("state") == "waiting":
+            # A trainer need not say `run`: one that reports numbers runs.
+            self._core.update("run", state="running")
+            self._core.event("run", "info", f"{source.name} reports: the run is running", source.name, state="running")
         now = self._core.now()
         for raw_name, raw in values.items():
             if not isinstance(raw, (int, float)) or not isinstance(raw_name, str) or not 0 < len(raw_name) <= MAX_NAME:

@@ -168,6 +168,8 @@ class Verdicts:
         if (value := self._core.table.get(f"check/{check_id}")) is not None:
             kept = {key: item for key, item in value.items() if key != "muted"}
             self._core.set(f"check/{check_id}", self._with_mute(kept))
+        if (checks := self._core.table.get("checks")) is not None:
+            self._core.set("checks", {**checks, "muted": self._muted()})
 
     def _with_mute(self, value: dict[str, Any]) -> dict[str, Any]:
         mute = self._mutes.get(value["id"])
@@ -208,7 +210,12 @@ class Verdicts:
             summary[old["status"]] = summary.get(old["status"], 0) + 1
             if old["status"] in ("fail", "warn") and not old["consequence_of"] and check_id not in root_causes:
                 root_causes.append(check_id)
-        self._core.set("checks", {"root_causes": root_causes, "summary": summary})
+        self._core.set("checks", {"root_causes": root_causes, "summary": summary, "muted": self._muted()})
+
+    def _muted(self) -> list[str]:
+        """Muted checks that would call for somebody."""
+        told = {check_id: self._core.table.get(f"check/{check_id}") or {} for check_id in sorted(self._mutes)}
+        return [check_id for check_id, value in told.items() if value.get("status") in ("fail", "warn")]
 
     def _publish(self, worst: Verdict, subjects: int) -> None:
         check_id, key = worst.id, f"check/{worst.id}"

@@ -9,6 +9,7 @@ import pytest
 
 from rltop.cli.once import picture
 from rltop.cli.output import age, clean, number, plain, table
+from rltop.cli.ps import verdict_words
 from rltop.client import Mirror
 from tests.client.model import ModelDaemon, messages
 from tests.client.router import small_run
@@ -19,6 +20,16 @@ def mirror_of(daemon: ModelDaemon) -> Mirror:
     for message in messages(daemon.welcome()):
         mirror.apply(message)
     return mirror
+
+
+def test_a_muted_check_is_called_so_in_every_list() -> None:
+    daemon = ModelDaemon()
+    small_run(daemon)
+    mirror = mirror_of(daemon)
+    mirror.state["check/train.nan"] = {**mirror.state["check/train.nan"], "muted": {"who": "ana", "reason": "known"}}
+    assert any(line.startswith("fail (muted)  train.nan ") for line in picture(mirror))
+    row = {"verdicts": {"fail": 2, "warn": 0}, "root_causes": ["train.nan"], "muted": ["train.nan"]}
+    assert verdict_words(row) == "2 fail, 1 of them muted: train.nan"
 
 
 def test_the_picture_has_header_checks_engines_metrics_and_events() -> None:

@@ -232,6 +232,19 @@ def test_a_run_whose_process_is_gone_is_lost_after_a_while_and_may_come_back(hou
     assert house.state("run")["state"] == "running"
 
 
+def test_a_run_that_only_reports_metrics_is_running(house: House) -> None:
+    house.core.set("run", {"state": "waiting", "ended": None})
+    house.take("log", {"level": "info", "text": "hello"})
+    assert house.state("run")["state"] == "waiting"
+    for step in range(3):
+        house.ingest.take(house.trainer.metrics(step, {"train/loss": 0.5}))
+    assert house.state("run")["state"] == "running"
+    assert house.core.texts("run") == ["trainer/0 reports: the run is running"]
+    house.take("bye", {"reason": "done"})
+    house.ingest.take(house.trainer.metrics(4, {"train/loss": 0.5}))
+    assert house.state("run")["state"] == "done"
+
+
 def test_a_daemon_that_hung_says_that_the_last_records_of_an_ended_trainer_never_came(house: House) -> None:
     house.take("run", {"framework": "rltop"})
     house.ingest.tick()

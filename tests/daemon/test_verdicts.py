@@ -101,6 +101,7 @@ def test_a_change_of_status_is_an_event_and_keeps_its_time() -> None:
     assert desk.core.table.get("checks") == {
         "root_causes": ["train.nan"],
         "summary": {"pass": 0, "info": 0, "warn": 0, "fail": 1, "skip": 0},
+        "muted": [],
     }
     assert [was for _, _, was in desk.core.written.told("verdict")] == ["skip", "pass"]
 
@@ -224,6 +225,8 @@ def test_a_muted_check_stays_visible_and_calls_for_nobody() -> None:
     verdicts.feed(Trainer().record("metrics", {}))
     verdicts.refresh()
     assert changes[-1][0]["muted"]["reason"] == "known"
+    assert core.table.get("checks")["muted"] == ["train.nan"]
     assert verdicts.unmute("train.nan")
+    assert core.table.get("checks")["muted"] == []
     assert "muted" not in core.table.get("check/train.nan")
     assert not verdicts.unmute("train.nan")

@@ -93,7 +93,8 @@ async def test_a_mute_asks_for_its_reason_and_is_shown_behind_what_calls() -> No
         await board.until(lambda: bool(board.client.sent))
         assert board.client.sent == [("mute", first.id, {})]
         value = board.client.mirror.state[f"check/{first.id}"]
-        board.client.mirror.state[f"check/{first.id}"] = {**value, "muted": {"who": "ana", "reason": "known"}}
+        board.client.put(f"check/{first.id}", {**value, "muted": {"who": "ana", "reason": "known"}})
+        await board.shows("  muted  ")
         views = check_views(board.client.mirror.state)
         assert next(view for view in views if view.id == first.id).muted == "known (ana)"
         assert views[0].id != first.id

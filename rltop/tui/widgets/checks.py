@@ -201,6 +201,8 @@ def _head(view: CheckView, frame: Frame, width: int) -> Row:
     value = _value(view, frame)
     room = _VALUE_CELLS if width >= 60 else 0
     row.append((f" {value}" + " " * (room - cells(value)), style if loud else "text"))
+    if view.muted:
+        row.append(("  muted", "warn" if view.status in ("fail", "warn") else "dim"))
     if view.cause:
         row.append((f"  {frame.safe(view.cause)}", "dim"))
     return tuple(row)

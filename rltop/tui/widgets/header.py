@@ -103,8 +103,11 @@ def _where(run: RunView, phase: PhaseView | None, frame: Frame) -> Row:
         of = f"/{run.num_rollout}" if run.num_rollout else ""
         row += [("rollout ", "dim"), (f"{rollout}", "strong"), (of, "dim"), ("  ", "text")]
     if phase is None:
-        waiting = run.state in ("", "waiting", "running")
-        return (*row, ("no phase is open", "dim")) if waiting else tuple(row)
+        if run.state == "waiting":
+            return (*row, ("waiting for the first record", "dim"))
+        # A trainer that reports no phases has none to be between.
+        between = run.state == "running" and frame.state.get("phase") is not None
+        return (*row, ("between two phases", "dim")) if between else tuple(row)
     row.append((frame.safe(phase.name), "accent"))
     times = phase.times_median
     slow = times is not None and times >= SLOW_PHASE
