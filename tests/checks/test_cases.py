@@ -24,6 +24,10 @@ from rltop.evidence.collect import collect
 CASES = sorted(Path(__file__).with_name("cases").glob("*/expected.json"))
 LEVELS = {"fail": ("fail",), "warn": ("warn", "fail"), "info": ("info", "warn", "fail")}
 FIELDS = ("rank", "engine", "step", "rollout")
+ONE_OF_MANY = re.compile(
+    r"(?<![\w./=:-])1 (?:\w+ )?(?:checks|files|reports|responses|rollouts|runs|samples|sequences|steps|tensors)\b"
+)
+"""`1 steps`; `of step 1 tensors are …` does not occur."""
 
 
 def faults(want: dict[str, Any], report: Report) -> list[str]:
@@ -79,6 +83,8 @@ def test_a_run_is_judged_as_it_should_be(expected: Path, tmp_path: Path) -> None
     shutil.copytree(expected.parent, evidence, ignore=shutil.ignore_patterns("expected.json"))
     report = evaluate(collect([evidence]))
     assert faults(json.loads(expected.read_text(encoding="utf-8")), report) == []
+    texts = [text for verdict in report.verdicts for text in (verdict.cause, *verdict.advice)]
+    assert [text for text in texts if ONE_OF_MANY.search(text)] == []
 
 
 def test_the_comparison_sees_what_is_missing_and_what_is_too_much(tmp_path: Path) -> None:

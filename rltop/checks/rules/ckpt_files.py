@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from rltop.checks.found import HfCheckpoint
 from rltop.checks.names import expert_of, integer, layer_of, layers_of, parameter, ranges, some, text_config
 from rltop.checks.observe import Observations, Where
-from rltop.checks.phrase import missing, of_place
+from rltop.checks.phrase import count, missing, of_place
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
 
@@ -52,9 +52,10 @@ def _shards(one: HfCheckpoint) -> Verdict | None:
         return _lost(one, name, [], gaps)
     if absent or gaps:
         return _stale(one, name, absent, gaps)
-    cause = f"{len(one.files)} weight files of {name} hold every tensor of the index."
+    cause = f"Every tensor of the index is in the {count(len(one.files), 'weight file')} of {name}."
     if not index:
-        cause = f"{len(one.files)} weight files of {name} have headers that read; there is no index to compare with."
+        files = count(len(one.files), "weight file")
+        cause = f"The headers of the {files} of {name} read; there is no index to compare with."
     return Verdict(SHARDS, "pass", value={"files": len(one.files), "tensors": len(readable)}, cause=cause)
 
 
@@ -103,8 +104,9 @@ def _stale(one: HfCheckpoint, name: str, absent: list[str], gaps: list[str]) -> 
         threshold={"absent": 0},
         value={"absent": (absent or gaps)[:MOST_LISTED], "tensors": len(one.index or {})},
         evidence=_at(one, absent),
-        cause=f"{name} has a stale index: {what}, which is not there, but the {len(one.files)} files on disk hold all "
-        f"{len(one.index or {})} indexed tensors, so the tensors are complete.",
+        cause=f"{name} has a stale index: {what}, which the folder lacks, but all "
+        f"{len(one.index or {})} indexed tensors are on disk ({count(len(one.files), 'file')}), so the tensors are "
+        "complete.",
         advice=("regenerate model.safetensors.index.json from the headers of the files",),
     )
 

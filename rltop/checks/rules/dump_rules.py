@@ -9,7 +9,7 @@ from rltop.checks.events import of_kind, who, whole_text
 from rltop.checks.found import Dump, LogEvent
 from rltop.checks.names import ranges, some
 from rltop.checks.observe import Observations
-from rltop.checks.phrase import missing, of_event, of_flags, percent
+from rltop.checks.phrase import count, missing, of_event, of_flags, percent
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Status, Verdict
 
@@ -126,7 +126,7 @@ def check_foreign(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     files = [one for one in obs.dumps if one.kind != "samples"]
     if not files:
         return [Verdict(FOREIGN, "skip", cause=missing(obs, "a .pt or pickle file"))]
-    cause = f"{len(files)} saved files hold containers, numbers, strings and tensors only."
+    cause = f"Containers, numbers, strings and tensors are all there is in {count(len(files), 'saved file')}."
     return [Verdict(FOREIGN, "pass", value={"files": len(files)}, cause=cause)]
 
 

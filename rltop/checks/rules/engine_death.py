@@ -23,7 +23,7 @@ from rltop.checks.facts import fires
 from rltop.checks.found import LogEvent
 from rltop.checks.known import match
 from rltop.checks.observe import Observations
-from rltop.checks.phrase import clock, missing, of_event, of_flags, span
+from rltop.checks.phrase import clock, count, missing, of_event, of_flags, span
 from rltop.checks.rules.engine_start import not_answered, served
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Status, Verdict
@@ -230,7 +230,7 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     early = early and not of_kind(obs, "prefill", "decode")
     cause = f"{name} died{at}{' before it was ready' if early else ''}: {reason}"
     cause += f"; the first request without an answer came {span(gap)} later" if gap is not None else ""
-    cause += f"; {rollouts} rollouts were done" if rollouts else ""
+    cause += f"; by then {count(rollouts, 'rollout')} had been made" if rollouts else ""
     cause += "; an engine was started again since" if recovered else ""
     known = match(obs, place, message_only=place.kind != "ima") if place else ()
     evidence: list[Evidence] = [of_event(first)]

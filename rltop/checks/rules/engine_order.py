@@ -73,7 +73,7 @@ def check_order(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if found:
         return found[:32]
     releases = sum(state.releases for state in states.values())
-    cause = f"After each of {releases} releases the tags came back and the weights were pushed before a request."
+    cause = f"After each release ({releases}) the tags came back and the weights were pushed before a request."
     return [Verdict(ORDER, "pass", value={"releases": releases}, cause=cause)]
 
 

@@ -9,7 +9,7 @@ from rltop.checks.facts import engine_has
 from rltop.checks.faults import HARDWARE_XIDS, Fault, first_fault
 from rltop.checks.known import match_fault
 from rltop.checks.observe import Observations
-from rltop.checks.phrase import clock, missing, of_event, span
+from rltop.checks.phrase import clock, count, missing, of_event, span
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
 
@@ -101,7 +101,7 @@ def _engine(obs: Observations, fault: Fault) -> Verdict:
     elif software := [f"Xid {whole(e, 'xid')}" for e in fault.xids if whole(e, "xid") in (13, 31)]:
         cause += f" The driver's {software[0]} is a software fault."
     if fault.cascades:
-        cause += f" {len(fault.cascades)} later reports of other ranks or threads are its cascade."
+        cause += f" Its cascade: {count(len(fault.cascades), 'later report')} of other ranks or threads."
     known = match_fault(obs, fault)
     value = _value(fault)
     if known:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rltop.checks.facts import pretrained
 from rltop.checks.observe import Observations, Sample, SyncEvent
-from rltop.checks.phrase import missing, of_samples, of_sync, percent
+from rltop.checks.phrase import count, missing, of_samples, of_sync, percent
 from rltop.checks.syncs import COMPARE
 from rltop.checks.text import MOST_CODE, TextFacts
 from rltop.checks.thresholds import Thresholds
@@ -206,7 +206,7 @@ def _alarm(
     sync = _sync_before(obs, group) if at and groups[at - 1].segment == group.segment else None
     base = pretrained(obs) and at == 0 and group.bad and _rollout_only(obs)
     shown = group.bad or group.odd_start
-    cause = f"In {group.label} {len(shown)} of {group.size} responses ({percent(len(shown) / group.size)}) "
+    cause = f"In {group.label}, {len(shown)} of {count(group.size, 'response')} ({percent(len(shown) / group.size)}) "
     cause += _mechanism(group, at, sync, obs)
     signs = _signs(group, t)
     if signs:

@@ -14,7 +14,7 @@ from rltop.checks.events import number, of_kind, whole
 from rltop.checks.facts import NO_TRAINER, may_skip_bad_steps, skips_bad_steps
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import Observations
-from rltop.checks.phrase import missing, num, of_event, of_points, percent
+from rltop.checks.phrase import count, missing, num, of_event, of_points, percent
 from rltop.checks.series import Point, points, segments
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Status, Verdict
@@ -130,8 +130,8 @@ def _overflows(obs: Observations, t: Thresholds) -> list[Verdict]:
     streak: list[LogEvent] = []
     longest: list[LogEvent] = []
     for event in lines:
-        count = whole(event, "skipped") or 0
-        streak = [*streak, event] if count > 0 else []
+        several = whole(event, "skipped") or 0
+        streak = [*streak, event] if several > 0 else []
         if _count(streak) > _count(longest):
             longest = streak
     notes = of_kind(obs, "overflow")
@@ -146,7 +146,7 @@ def _overflows(obs: Observations, t: Thresholds) -> list[Verdict]:
     status: Status = "warn" if many or at_least or not falling else "info"
     shown = longest or list(notes)
     steps = [whole(event, "step") for event in longest]
-    cause = f"{total or len(notes)} steps were skipped because the fp16 loss overflowed"
+    cause = f"The fp16 loss overflowed, and {count(total or len(notes), 'step')} did nothing"
     cause += f" (loss scale {num(scales[0])} to {num(scales[-1])})" if len(scales) > 1 else ""
     if at_least:
         cause += (
