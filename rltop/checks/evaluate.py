@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from rltop.checks.catalogue import CATALOGUE, Entry, Explains
 from rltop.checks.facts import NO_ENGINE, NO_TRAINER
-from rltop.checks.observe import Observations
+from rltop.checks.observe import Axis, Observations
+from rltop.checks.phrase import num
 from rltop.checks.registry import RULES, Rule
+from rltop.checks.series import finite, points
 from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import FIRING, STATUSES, Report, Status, Verdict
 
+_AXES: tuple[Axis, ...] = ("train", "rollout")
 NO_RULE = "this build has no rule for it yet"
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "info", "pass", "skip")
 
@@ -86,7 +90,7 @@ def _run(entry: Entry, rule: Rule | None, obs: Observations, thresholds: Thresho
         ]
     if not found:
         return [Verdict(entry.id, "skip", cause="the rule found nothing to judge", refs=entry.refs)]
-    found = [_unless_absent(obs, verdict) for verdict in found]
+    found = [_unless_outdated(obs, rule, _unless_absent(obs, verdict)) for verdict in found]
     return [
         msgspec.structs.replace(
             verdict, refs=verdict.refs or entry.refs, evidence=tuple(dict.fromkeys(verdict.evidence))
@@ -103,6 +107,28 @@ def _unless_absent(obs: Observations, verdict: Verdict) -> Verdict:
     if verdict.status != "pass" or verdict.evidence or not why:
         return verdict
     return Verdict(verdict.id, "skip", cause=why)
+
+
+def _unless_outdated(obs: Observations, rule: Rule, verdict: Verdict) -> Verdict:
+    """A pass on numbers of earlier steps is none while the newest value is no number."""
+    if verdict.status != "pass":
+        return verdict
+    for name in rule.newest:
+        for axis in _AXES:
+            series = points(obs, name, axis)
+            numbers = finite(series)
+            if not numbers:
+                continue
+            if math.isfinite(series[-1].value):
+                return verdict
+            last = numbers[-1]
+            first = series[series.index(last) + 1]
+            where = f"rollout {first.step}" if axis == "rollout" else f"step {first.step}"
+            cause = f"{name} is {num(first.value)} since {where}; the last number was {num(last.value)} at {last.step}"
+            return Verdict(
+                verdict.id, "skip", rollout=first.rollout, step=None if axis == "rollout" else first.step, cause=cause
+            )
+    return verdict
 
 
 def _fold(verdicts: list[Verdict]) -> list[Verdict]:

@@ -65,6 +65,9 @@ class Rule:
     function: RuleFunction
     metrics: tuple[str, ...] = ()
     """Names of the metrics that it reads; one that ends in `/` is a prefix. A bounded source keeps only these."""
+    newest: tuple[str, ...] = ()
+    """Names, of which the first that was ever a number is what its pass speaks of: a number of earlier steps is no pass
+    while the newest value is NaN or Inf. Not for rules about the first step alone."""
     stage: int = 0
     """Rules of a later stage see the verdicts of the earlier ones (`Observations.verdicts`): 1 for a rule that asks
     whether another check fires, later ones for what is left when the others have spoken."""
@@ -72,6 +75,8 @@ class Rule:
 
 _LOG_PROBS = train_nan.ROLLOUT_METRICS
 _MAGNITUDE = ("rollout/log_probs", "rollout/ref_log_probs", "rollout/rollout_log_probs")
+_NORM = (train_grad.NORM,)
+_GAP = (logprob_gap.METRIC, "rollout/log_probs")
 _SCALE = (train_grad.NORM, "train/loss", "train/ppo_kl", logprob_gap.METRIC, *train_grad.TOKENS)
 
 RULES: tuple[Rule, ...] = (
@@ -101,22 +106,25 @@ RULES: tuple[Rule, ...] = (
         "train.collapse",
         train_collapse.check,
         (*train_collapse.REWARD, *train_collapse.KL, *train_collapse.ENTROPY, *train_collapse.REPETITION),
+        newest=train_collapse.REWARD,
         stage=train_collapse.STAGE,
     ),
     Rule(
         "logprob.drift",
         logprob_drift.check,
         (logprob_gap.METRIC, "rollout/log_probs", "rollout/rollout_log_probs", *logprob_drift.MULTIPLICATIVE),
+        newest=_GAP,
     ),
     Rule("input.parse", input_parse.check),
     Rule("train.nan", train_nan.check, (*train_nan.STEP_METRICS, *_LOG_PROBS, train_nan.STEP_SKIPPED)),
-    Rule("train.grad-scale", train_grad.check_scale, _SCALE),
-    Rule("train.grad-high", train_grad.check_high, (*_SCALE, *_MAGNITUDE)),
-    Rule("train.grad-zero", train_zero.check, (train_grad.NORM, "train/loss", train_zero.ZERO_STD)),
+    Rule("train.grad-scale", train_grad.check_scale, _SCALE, newest=_NORM),
+    Rule("train.grad-high", train_grad.check_high, (*_SCALE, *_MAGNITUDE), newest=_NORM),
+    Rule("train.grad-zero", train_zero.check, (train_grad.NORM, "train/loss", train_zero.ZERO_STD), newest=_NORM),
     Rule(
         "kl.on-policy",
         kl_on_policy.check,
         ("train/ppo_kl", "train/pg_clipfrac", "train/probs_ratio", "rollout/log_probs"),
+        newest=("train/ppo_kl",),
     ),
     Rule(
         "logprob.ref-equal",
@@ -128,6 +136,7 @@ RULES: tuple[Rule, ...] = (
         "logprob.train-rollout",
         logprob_gap.check,
         (logprob_gap.METRIC, "rollout/log_probs", "rollout/rollout_log_probs"),
+        newest=_GAP,
     ),
     Rule("rollout.text", rollout_text.check),
     Rule("cluster.placement", cluster_gpus.check_placement),
@@ -149,11 +158,21 @@ RULES: tuple[Rule, ...] = (
     Rule("engine.bisect", engine_bisect.check, stage=1),
     Rule("logprob.outliers", logprob_outliers.check, logprob_outliers.METRICS),
     Rule(
-        "rollout.truncated", rollout_length.check_truncated, (*rollout_length.RATIO, *rollout_length.LONGEST), stage=1
+        "rollout.truncated",
+        rollout_length.check_truncated,
+        (*rollout_length.RATIO, *rollout_length.LONGEST),
+        newest=rollout_length.RATIO,
+        stage=1,
     ),
     Rule("rollout.stop-set", stop_set.check, rollout_length.RATIO),
     Rule("rollout.len-over-cap", rollout_length.check_over, (*rollout_length.LONGEST, *rollout_length.CAP_METRICS)),
-    Rule("rollout.reward-flat", reward_flat.check, (reward_flat.REWARD, reward_flat.ZERO_STD), stage=2),
+    Rule(
+        "rollout.reward-flat",
+        reward_flat.check,
+        (reward_flat.REWARD, reward_flat.ZERO_STD),
+        newest=(reward_flat.REWARD,),
+        stage=2,
+    ),
     Rule("dump.join", dump_rules.check_join),
     Rule("dump.foreign-class", dump_rules.check_foreign),
     Rule("dump.routing-field", dump_rules.check_routing),

@@ -385,3 +385,34 @@ def test_a_side_that_was_not_started_has_passed_nothing(mode: Mode, area: str) -
     assert {v.status for v in quiet.verdicts if v.id.startswith(f"{area}.")} == {"skip"}
     both = evaluate(obs(logs=(LogSource("a.log"),)))
     assert "pass" in {v.status for v in both.verdicts if v.id.startswith(f"{area}.")}
+
+
+def _rows(steps: Iterable[int], *, bad: bool = False) -> list[MetricRow]:
+    """Steps and rollouts of a healthy run, or of one in which nothing is a number any more."""
+    found: list[MetricRow] = []
+    for step in steps:
+        its_rollout = rollout(step, raw_reward=0.5 + 0.01 * step, log_probs=-0.5, truncated_ratio=0.0)
+        for row in (healthy(step), its_rollout):
+            values = dict.fromkeys(row.values, math.nan) if bad else row.values
+            found.append(dataclasses.replace(row, values=values))
+    return found
+
+
+OF_THE_NEWEST = (
+    "train.grad-scale", "train.grad-high", "train.grad-zero", "train.collapse", "kl.on-policy", "logprob.train-rollout",
+    "logprob.drift", "rollout.truncated", "rollout.reward-flat",
+)  # fmt: skip
+
+
+def test_numbers_of_earlier_steps_are_no_pass_while_the_newest_is_none() -> None:
+    fine, bad, back = _rows(range(12)), _rows(range(12, 52), bad=True), _rows(range(52, 60))
+    status = {v.id: v.status for v in evaluate(obs(*fine)).verdicts}
+    assert {status[id_] for id_ in OF_THE_NEWEST} == {"pass"}
+    after = evaluate(obs(*fine, *bad)).verdicts
+    assert {v.status for v in after if v.id in OF_THE_NEWEST} == {"skip"}
+    assert not [v.id for v in after if v.status == "pass" and v.step is not None and 0 < v.step < 51]
+    (zero,) = (v for v in after if v.id == "train.grad-zero")
+    assert zero.cause == "train/grad_norm is NaN since step 12; the last number was 0.3 at 11"
+    assert next(v for v in after if v.id == "logprob.magnitude").status == "pass", "it speaks of the first rollout"
+    again = evaluate(obs(*fine, *bad, *back)).verdicts
+    assert next(v for v in again if v.id == "train.grad-zero").status == "pass"

@@ -142,7 +142,7 @@ FP8 = {"fp8_rollout": True}
         (obs(*series(0.01, 0.3, *[0.01] * 19)), "warn", "last bad rollout is 1"),
         (obs(*series(0.01, 3.0, *[0.01] * 20)), "fail", "last bad rollout is 1"),
         (obs(*series(NAN)), "skip", "train.nan"),
-        (obs(*series(0.02, NAN)), "pass", "agree"),
+        (obs(*series(0.02, NAN)), "skip", "is NaN since step 1"),
         (obs(*series(0.5), mode="rollout-only"), "skip", "no trainer"),
         (obs(train(0, on=0, loss=0.1)), "skip", "not in the evidence"),
         # no train step: the means, then the samples
