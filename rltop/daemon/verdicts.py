@@ -8,12 +8,12 @@ time: the daemon's loop only hands over what they need.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import msgspec
 
-from rltop.checks.verdict import Report, Verdict
+from rltop.checks.verdict import FIRING, Report, Verdict
 from rltop.daemon.core import Core, trim
 from rltop.daemon.log_watch import Logs
 from rltop.protocol.messages import Record
@@ -22,6 +22,24 @@ _RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
 _OVER = ("done", "failed", "interrupted", "lost")
 """States of a run that has ended."""
 _LEVEL = {"fail": "error", "warn": "warn", "info": "info", "pass": "info", "skip": "debug"}
+
+
+def _stands(old: Mapping[str, Any], new: Verdict) -> bool:
+    """Whether a verdict of before the restart holds against one on what came since."""
+    before, now = _RANK[old["status"]], _RANK[new.status]
+    if old["status"] not in FIRING:
+        # A skip that names a step is about what came since; any other has nothing to judge by.
+        return new.step is None and new.rollout is None if new.status == "skip" else before < now
+    return before < now or (before == now and _earlier(old, new))
+
+
+def _earlier(old: Mapping[str, Any], new: Verdict) -> bool:
+    """Of two equally bad verdicts the old one names the earlier step, or a step where the new one names none."""
+    if old["step"] is not None and new.step is not None:
+        return bool(old["step"] < new.step)
+    if old["rollout"] is not None and new.rollout is not None:
+        return bool(old["rollout"] < new.rollout)
+    return (old["step"], old["rollout"]) != (None, None)
 
 
 class Checks(Protocol):
@@ -90,8 +108,9 @@ class Verdicts:
     def restore(self, kept: Sequence[Record]) -> None:
         """Take over the verdicts of an earlier daemon, and show the checks the records that were kept, oldest first.
 
-        The checks have not seen what led to those verdicts, and a fault is not gone because its evidence was forgotten:
-        until the next start of the run the worse of the old and the new verdict stands, the old one marked `restored`.
+        The checks have not seen what led to those verdicts, and neither a fault nor a passed step 1 is gone because its
+        evidence was forgotten: until the next start of the run the worse of the old and the new verdict stands, the old
+        one marked `restored`. Of two that are equally bad the one with the earlier step stands: it is the first fault.
         """
         for key in self._core.table.keys("check/"):
             if (verdict := self._core.table.get(key))["status"] != "skip":
@@ -187,24 +206,27 @@ class Verdicts:
 
     def _show(self, report: Report) -> None:
         by_id: dict[str, list[Verdict]] = {}
+        standing: set[str] = set()
+        """Ids whose restored verdict is the one shown."""
         for verdict in report.verdicts:
             by_id.setdefault(verdict.id, []).append(verdict)
         for check_id, found in by_id.items():
             worst = min(found, key=lambda verdict: _RANK[verdict.status])
             old = self._restored.get(check_id)
-            if old is not None and _RANK[old["status"]] >= _RANK[worst.status]:
-                self._restored.pop(check_id)
-                old = None
-            if old is None:
+            if old is None or not _stands(old, worst):
+                if _RANK[worst.status] < _RANK["pass"]:
+                    self._restored.pop(check_id, None)  # worse, or as bad and earlier: it is known anew
                 self._publish(worst, len(found))
             else:
+                standing.add(check_id)
                 self._core.set(f"check/{check_id}", self._with_mute(old))
-        self._publish_summary(report, by_id)
+        self._publish_summary(report, by_id, standing)
 
-    def _publish_summary(self, report: Report, by_id: Mapping[str, Sequence[Verdict]]) -> None:
+    def _publish_summary(self, report: Report, by_id: Mapping[str, Sequence[Verdict]], standing: Set[str]) -> None:
         summary: dict[str, int] = {str(status): count for status, count in report.summary.items()}
         root_causes = list(report.root_causes)
-        for check_id, old in self._restored.items():
+        for check_id in sorted(standing):
+            old = self._restored[check_id]
             for verdict in by_id.get(check_id, ()):
                 summary[verdict.status] -= 1
             summary[old["status"]] = summary.get(old["status"], 0) + 1

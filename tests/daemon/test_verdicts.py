@@ -80,6 +80,12 @@ class Desk:
         self.verdicts.feed(self.trainer.metrics(1, {"x": 1.0}))
         self.verdicts.refresh()
 
+    def tell(self, verdict: Verdict, causes: tuple[str, ...] = ()) -> None:
+        summary = {**dict.fromkeys(("pass", "info", "warn", "fail", "skip"), 0), verdict.status: 1}
+        self.checks.next = Report((verdict,), causes, summary)
+        self.verdicts.feed(self.trainer.metrics(1, {"x": 1.0}))
+        self.verdicts.refresh()
+
     def key(self, name: str) -> Any:
         return self.core.table.get(f"check/{name}")
 
@@ -208,6 +214,45 @@ def test_old_faults_stand_after_a_restart_until_the_run_starts_anew() -> None:
     new.verdicts.feed(new.trainer.record("run", {"framework": "x"}))
     new.say(("bad", "pass"), ("good", "pass"), ("worse", "pass"))
     assert (new.key("bad")["status"], "restored" in new.key("bad")) == ("pass", False)
+
+
+def restarted(status: Status, *, step: int | None = None, cause: str = "old") -> Desk:
+    """A desk after a restart of its daemon, before which one check had this verdict."""
+    old = Desk()
+    old.tell(Verdict("a", status, step=step, cause=cause))
+    new = Desk(old.core)
+    new.verdicts.restore([])
+    return new
+
+
+def test_what_passed_before_a_restart_stays_when_its_evidence_does_not_come_again() -> None:
+    desk = restarted("pass", step=0)
+    desk.tell(Verdict("a", "pass", step=51))  # from the log, which still holds rollout 0
+    desk.tell(Verdict("a", "skip", cause="the evidence begins with rollout 51"))
+    assert (desk.key("a")["status"], desk.key("a")["step"], desk.key("a")["restored"]) == ("pass", 0, True)
+    assert desk.core.table.get("checks")["summary"] == {"pass": 1, "info": 0, "warn": 0, "fail": 0, "skip": 0}
+    assert [event["to"] for event in desk.core.events("verdict")] == ["pass"], "nothing changed"
+    desk.tell(Verdict("a", "skip", step=60, cause="grad_norm is NaN since step 60"))
+    assert desk.key("a")["status"] == "skip", "a skip about what came since is news"
+    desk.tell(Verdict("a", "fail", step=61))
+    assert (desk.key("a")["status"], "restored" in desk.key("a")) == ("fail", False)
+
+
+def test_of_two_equal_faults_the_first_step_stands_after_a_restart() -> None:
+    desk = restarted("fail", step=5)
+    desk.tell(Verdict("a", "fail", step=286), causes=("a",))
+    assert (desk.key("a")["step"], desk.key("a")["restored"]) == (5, True)
+    desk.tell(Verdict("a", "pass"))
+    assert desk.key("a")["step"] == 5
+    assert desk.core.table.get("checks")["root_causes"] == ["a"]
+    desk.tell(Verdict("a", "fail", step=3), causes=("a",))
+    assert (desk.key("a")["step"], "restored" in desk.key("a")) == (3, False)
+
+
+def test_a_fault_without_a_step_gives_way_to_the_same_fault_seen_anew() -> None:
+    desk = restarted("warn", cause="3 engines wait")
+    desk.tell(Verdict("a", "warn", cause="4 engines wait"))
+    assert (desk.key("a")["cause"], "restored" in desk.key("a")) == ("4 engines wait", False)
 
 
 def test_a_muted_check_stays_visible_and_calls_for_nobody() -> None:
