@@ -7,15 +7,27 @@ one per engine). Bodies are kept without their large parts (tensors, prompts).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from rltop.checks.found import HttpCall
 from rltop.checks.observe import Where
-from rltop.evidence import json_files
+from rltop.evidence import json_files, jsonl
+from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.sink import Reader, Sink, Source
 
-MOST_CALLS = 200_000
+MOST_CALLS = (20_000, 20_000)
+"""First and newest requests of one file."""
+MOST_CHARS = 64 << 20
+"""Characters of bodies and answers of one file; of what comes after, a body keeps `LEAST` of them."""
+MOST_BODY = 64 << 10
+"""Characters of the bodies and answers of one request."""
+LEAST = 512
+MOST_ITEMS = 200
+"""Entries of one list or map that are kept."""
+_VALUE = 16
+"""What a value costs beside its text."""
 MOST_TEXT = 2_000
 _ANSWERS = ("response", "answer", "result", "response_body")
 _OWN = frozenset(
@@ -24,13 +36,40 @@ _OWN = frozenset(
 )
 
 
+@dataclass(slots=True)
+class _Budget:
+    """Characters that may still be kept; a value costs its text and `_VALUE` beside it."""
+
+    left: int
+
+    def part(self) -> _Budget:
+        """What one request may use."""
+        return _Budget(min(MOST_BODY, max(self.left, LEAST)))
+
+    def small(self, value: Any, depth: int = 0) -> Any:
+        """The value without its large parts: long texts and lists are cut, what is deep or over budget is empty."""
+        cut = value[:MOST_TEXT] if isinstance(value, str) else value
+        self.left -= _VALUE + (len(cut) if isinstance(cut, str) else 0)
+        if isinstance(cut, str):
+            return cut if self.left > 0 else ""
+        if isinstance(cut, list):
+            return [self.small(one, depth + 1) for one in cut[:MOST_ITEMS] if self.left > 0] if depth < 4 else []
+        if isinstance(cut, dict):
+            items = list(cut.items())[:MOST_ITEMS] if depth < 4 else []
+            return {key: self.small(one, depth + 1) for key, one in items if self.left > 0}
+        return cut
+
+
 def read_calls(source: Source, sink: Sink) -> None:
     """One request per line."""
-    found: list[HttpCall] = []
-    for number, row, _ in json_files.rows(source, sink, "http"):
-        if len(found) < MOST_CALLS:
-            found.append(_call(row, Where(source.name, number), len(sink.http) + len(found)))
-    if found:
+    found: FirstAndNewest[HttpCall] = FirstAndNewest(*MOST_CALLS)
+    spent = _Budget(MOST_CHARS)
+    for where, row, _ in jsonl.maps(source, sink, "http", listed=True):
+        part = spent.part()
+        given = part.left
+        found.append(_call(row, where, len(sink.http) + found.seen, part))
+        spent.left -= given - max(part.left, 0)
+    if found.seen:
         sink.http += found
         sink.files.append(source.name)
 
@@ -46,7 +85,7 @@ def read_checker(source: Source, sink: Sink) -> None:
         row: dict[str, Any] = dict(one) if _has_answer(one) else {"response": one}
         row.setdefault("path", "/weights_checker")
         row.setdefault("engine", engine)
-        sink.http.append(_call(row, where, len(sink.http)))
+        sink.http.append(_call(row, where, len(sink.http), _Budget(MOST_BODY)))
     sink.files.append(source.name)
 
 
@@ -64,7 +103,7 @@ def _per_engine(value: Any) -> list[tuple[int | str | None, dict[str, Any]]]:
     return [(int(name) if name.isdigit() else name, one) for name, one in value.items()]
 
 
-def _call(row: dict[str, Any], where: Where, order: int) -> HttpCall:
+def _call(row: dict[str, Any], where: Where, order: int, room: _Budget) -> HttpCall:
     url = str(row.get("url") or "")
     path = str(row.get("path") or row.get("endpoint") or urlsplit(url).path or "")
     path = urlsplit(path).path if "?" in path or "://" in path else path
@@ -81,15 +120,15 @@ def _call(row: dict[str, Any], where: Where, order: int) -> HttpCall:
         status=status,
         engine=engine if isinstance(engine, int | str) and not isinstance(engine, bool) else None,
         method=str(row.get("method") or ""),
-        body=_slim(body),
-        answer=_slim(answer) if isinstance(answer, dict) else {"text": str(answer)[:MOST_TEXT]},
+        body=_slim(body, room),
+        answer=_slim(answer, room) if isinstance(answer, dict) else {"text": str(answer)[:MOST_TEXT]},
         server=str(row.get("server") or ", ".join(filter(None, (low.get("server"), low.get("via"))))),
         url=url,
         step=step if isinstance(step, int) and not isinstance(step, bool) else None,
         time=float(time) if time is not None else None,
         order=order,
         where=Where(where.source, where.line, _line(path, status, body, answer)),
-        extra={key: _small(value) for key, value in row.items() if key not in _OWN},
+        extra={key: room.small(value) for key, value in row.items() if key not in _OWN},
     )
 
 
@@ -103,19 +142,9 @@ def _line(path: str, status: int | None, body: Any, answer: Any) -> str:
     return text
 
 
-def _slim(value: dict[str, Any]) -> dict[str, object]:
-    masked = json_files.masked(value)
-    return {key: _small(inner) for key, inner in masked.items()}
-
-
-def _small(value: Any, depth: int = 0) -> Any:
-    if isinstance(value, str):
-        return value[:MOST_TEXT]
-    if isinstance(value, list):
-        return [_small(one, depth + 1) for one in value[:200]] if depth < 4 else []
-    if isinstance(value, dict):
-        return {key: _small(one, depth + 1) for key, one in list(value.items())[:200]} if depth < 4 else {}
-    return value
+def _slim(value: dict[str, Any], room: _Budget) -> dict[str, object]:
+    masked: dict[str, object] = json_files.masked(value)
+    return {key: room.small(inner) for key, inner in list(masked.items())[:MOST_ITEMS]}
 
 
 _PATH = re.compile(

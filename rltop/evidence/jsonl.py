@@ -62,26 +62,34 @@ def read_map(line: bytes) -> dict[str, Any] | None:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else None
 
 
-def maps(source: Source, sink: Sink, kind: str) -> Iterator[tuple[Where, dict[str, Any]]]:
-    """(place, map) of every row. Rows that can not be read are told to the sink."""
+def maps(
+    source: Source, sink: Sink, kind: str, *, most: int = MOST_LINE, listed: bool = False
+) -> Iterator[tuple[Where, dict[str, Any], int]]:
+    """(place, map, bytes) of every row. Rows that can not be read are told to the sink.
+
+    most: bytes of the longest row. listed: a file that is one document must be a list of maps; one map over several
+    lines is no row then.
+    """
     broken = good = 0
-    last_broken: tuple[int, str] | None = None
-    for number, line, ended in _lines(source, sink, kind):
+    first_broken: tuple[int, str] | None = None
+    for number, line, ended in _lines(source, sink, kind, most):
         if not line.strip():
             continue
         if good == 0 and broken == 0 and line.lstrip()[:1] in (b"[", b"{") and read_map(line) is None:
-            whole = _document(source)
+            whole = _document(source, listed)
             if whole is not None:
                 yield from whole
                 return
-        found = read_map(line) if len(line) <= MOST_LINE else None
+        found = read_map(line) if len(line) <= most else None
         if found is not None:
             good += 1
-            yield Where(source.name, number, line[:TEXT].decode("utf-8", "replace")), found
+            yield Where(source.name, number, line[:TEXT].decode("utf-8", "replace")), found, len(line) + ended
             continue
         broken += 1
-        why = "the line is longer than 8 MiB" if len(line) > MOST_LINE else "the line is no JSON map"
-        last_broken = (number, why)
+        why = f"the line is longer than {most >> 20} MiB" if len(line) > most else "the line is no JSON map"
+        if line.lstrip()[:1] == b"[" and number == 1:
+            why = f"a list that can not be read, or of more than {MOST_WHOLE >> 20} MiB: give one map per line"
+        first_broken = first_broken or (number, why)
         if not ended and good:
             where = Where(source.name, number, line[:TEXT].decode("utf-8", "replace"))
             sink.problems.append(Problem(where, kind, "the last line is cut", cut_end=True))
@@ -89,40 +97,41 @@ def maps(source: Source, sink: Sink, kind: str) -> Iterator[tuple[Where, dict[st
         if broken <= MOST_PROBLEMS:
             where = Where(source.name, number, line[:TEXT].decode("utf-8", "replace"))
             sink.problems.append(Problem(where, kind, why, whole=False))
-    if broken and not good and last_broken:
-        sink.problem(source, kind, f"none of its {broken} lines can be read: {last_broken[1]}", line=1, whole=True)
+    if broken and not good and first_broken:
+        sink.problem(source, kind, f"none of its {broken} lines can be read: {first_broken[1]}", line=1, whole=True)
 
 
-def _lines(source: Source, sink: Sink, kind: str) -> Iterator[tuple[int, bytes, bool]]:
-    """(number, line, has a line end); a line is never longer than MOST_LINE + 1."""
+def _lines(source: Source, sink: Sink, kind: str, most: int) -> Iterator[tuple[int, bytes, bool]]:
+    """(number, line, has a line end); a line is never longer than `most` + 1."""
     try:
         with source.path.open("rb") as file:
             number, rest, size = 1, [b""], 0
             for data in chunks(file):
                 *ended, tail = data.split(b"\n")
                 for part in ended:
-                    line = b"".join([*rest, part[: MOST_LINE + 1 - min(size, MOST_LINE)]]) if size else part
-                    yield number, line[: MOST_LINE + 1], True
+                    line = b"".join([*rest, part[: most + 1 - min(size, most)]]) if size else part
+                    yield number, line[: most + 1], True
                     number, rest, size = number + 1, [b""], 0
-                if tail and size <= MOST_LINE:
+                if tail and size <= most:
                     rest.append(tail)
                     size += len(tail)
             if size:
-                yield number, b"".join(rest), False
+                yield number, b"".join(rest)[: most + 1], False
     except OSError as error:
         sink.problem(source, kind, f"can not be read: {error.strerror or error}", whole=True)
 
 
-def _document(source: Source) -> list[tuple[Where, dict[str, Any]]] | None:
-    """A file that is one JSON document: a map, or a list of maps. None if it is not."""
+def _document(source: Source, listed: bool) -> list[tuple[Where, dict[str, Any], int]] | None:
+    """A file that is one JSON document: a map (unless `listed`), or a list of maps. None if it is not."""
     try:
         if source.path.stat().st_size > MOST_WHOLE:
             return None
         value = json.loads(source.path.read_bytes())
     except (OSError, ValueError, RecursionError, MemoryError):
         return None
-    items = value if isinstance(value, list) else [value]
+    items = value if isinstance(value, list) else [] if listed else [value]
     found = [item for item in items if isinstance(item, dict)]
     if not found:
         return None
-    return [(Where(source.name, None, json.dumps(item)[:TEXT]), item) for item in found]
+    texts = [json.dumps(item) for item in found]
+    return [(Where(source.name, None, text[:TEXT]), item, len(text)) for text, item in zip(texts, found, strict=True)]

@@ -204,7 +204,7 @@ def read(source: Source, sink: Sink) -> None:
     """Reads a file of metric rows: JSON lines, one JSON map or list, or the text of Python dicts."""
     state = _File(sink)
     count = 0
-    for where, fields in jsonl.maps(source, sink, "metrics"):
+    for where, fields, _ in jsonl.maps(source, sink, "metrics"):
         state.row(where, fields, count)
         count += 1
     state.finish()

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rltop.checks.found import Dump
-from rltop.checks.observe import Where
+from rltop.checks.observe import Sample, Where
 from rltop.checks.samples import make_sample
-from rltop.evidence import json_files
+from rltop.evidence import jsonl
 from rltop.evidence.sink import Reader, Sink, Source
 
-MOST_SAMPLES = 200_000
+MOST_SAMPLES = 50_000
+"""Samples of all files together (5 KB each); of more, whole rollouts are left out evenly."""
+MOST_LINE = 32 << 20
+"""Bytes of one sample: a response of 100,000 tokens with log-probs and routing indices has some 10 MiB."""
 _NUMBERED = re.compile(r"(?:^|_)(\d+)$")
 
 
@@ -29,13 +32,12 @@ def read(source: Source, sink: Sink) -> None:
     indices = []
     total = count = 0
     from_name = rollout_of_name(source)
-    for number, row, size in json_files.rows(source, sink, "samples"):
+    for where, row, size in jsonl.maps(source, sink, "samples", most=MOST_LINE, listed=True):
         count += 1
         total += size
         measure_fields(row, sizes, have)
-        if count <= MOST_SAMPLES:
-            add(sink, row, source.name, Where(source.name, number), count - 1, rollout_id=from_name)
-            indices.append(sink.samples[-1].index)
+        place = Where(source.name, where.line)
+        indices.append(add(sink, row, source.name, place, count - 1, rollout_id=from_name).index)
     if count:
         sink.dumps.append(
             Dump(
@@ -72,18 +74,29 @@ def add(
     position: int,
     *,
     rollout_id: int | None = None,
-) -> None:
+) -> Sample:
     """Makes the sample of one row and puts it into the sink."""
     rollout = next((row[key] for key in ("rollout_id", "rollout", "step") if is_id(row.get(key))), rollout_id)
-    sink.samples.append(
-        make_sample(
-            plain(row, position),
-            rollout_id=rollout,
-            mode=str(row.get("mode") or ""),
-            when=str(row.get("when") or ""),
-            where=where,
-        )
+    sample = make_sample(
+        plain(row, position),
+        rollout_id=rollout,
+        mode=str(row.get("mode") or ""),
+        when=str(row.get("when") or ""),
+        where=where,
     )
+    sink.samples.append(sample)
+    if len(sink.samples) > MOST_SAMPLES:
+        sink.samples[:] = thinned(sink.samples)
+    return sample
+
+
+def thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """About half of the samples: every second rollout with all that is in it, the first and the newest among them;
+    where that leaves too many (a single large rollout), every second sample."""
+    rollouts = list(dict.fromkeys((one.mode, one.rollout_id) for one in samples))
+    kept = {*rollouts[::2], rollouts[-1]}
+    found = [one for one in samples if (one.mode, one.rollout_id) in kept]
+    return found if len(found) <= 3 * len(samples) // 4 else found[::2]
 
 
 def is_id(value: object) -> bool:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rltop.checks.found import Row
-from rltop.checks.observe import Where
-from rltop.evidence import json_files
+from rltop.evidence import jsonl
 from rltop.evidence.sink import Reader, Sink, Source
 
-MOST_ROWS = 1_000_000
+MOST_ROWS = 200_000
 
 
 def _reader(kind: str) -> Callable[[Source, Sink], None]:
     def read(source: Source, sink: Sink) -> None:
         found: list[Row] = []
-        for number, row, _ in json_files.rows(source, sink, kind):
+        for where, row, _ in jsonl.maps(source, sink, kind, listed=True):
             if len(found) < MOST_ROWS:
                 text = ", ".join(f"{key}={value}" for key, value in list(row.items())[:10])[:200]
-                found.append(Row(kind, row, Where(source.name, number, text), len(found)))
+                found.append(Row(kind, row, replace(where, text=text), len(found)))
         if found:
             sink.rows += found
             sink.files.append(source.name)

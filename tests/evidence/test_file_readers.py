@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from rltop.evidence import http, samples
 from rltop.evidence.ray_status import parse
 from rltop.evidence.sink import Sink
 from tests.evidence.files import bf16, document, f32, lines, read, safetensors
@@ -226,3 +229,74 @@ def test_amounts_that_no_cluster_has_are_no_amounts() -> None:
     text = "Demands:\n {'GPU': 1e999}: 1+ pending\n {'GPU': 1, 'CPU': -3} * 99999999999999999999 (PACK): 9+ pending\n"
     found = parse(text, "ray_status.txt")
     assert found.demands == (({"GPU": 1.0, "CPU": 0.0}, 1_000_000_000, "PACK"),)
+
+
+# -- bounds
+
+
+def test_more_samples_than_are_kept_leave_whole_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
+    rows = [{"rollout_id": n // 8, "index": n, "response": f"Answer {n}."} for n in range(1600)]
+    sink = read(lines(tmp_path / "samples.jsonl", rows).parent)
+    kept = Counter(one.rollout_id for one in sink.samples)
+    assert len(sink.samples) <= 200
+    assert set(kept.values()) == {8}
+    assert {0, 199} <= set(kept)
+    assert (sink.dumps[0].samples, len(sink.dumps[0].indices)) == (1600, 1600)  # what was in the file is known
+
+
+def test_one_rollout_of_any_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
+    rows = [{"rollout_id": 0, "index": n, "response": f"Answer {n}."} for n in range(1000)]
+    assert 90 <= len(read(lines(tmp_path / "samples.jsonl", rows).parent).samples) <= 200
+
+
+def test_a_sample_of_any_length_costs_a_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MOST_LINE", 1 << 20)
+    with (tmp_path / "samples.jsonl").open("w") as out:
+        out.write('{"response": "Fine."}\n{"response": "' + "x" * (40 << 20) + '"}\n{"response": "Fine too."}\n')
+    tracemalloc.start()
+    sink = read(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [one.where.line for one in sink.samples if one.where] == [1, 3]
+    assert problems(sink) == ["samples.jsonl:2 the line is longer than 1 MiB"]
+    assert peak < 16 << 20
+
+
+def test_recorded_requests_cost_a_bounded_memory(tmp_path: Path) -> None:
+    names = [{"name": f"layer.{n}.weight", "shape": [n] * 50} for n in range(200)]
+    row = {"path": "/update_weights_from_tensor", "status": 200, "body": {"names": [names] * 4}, "response": {"ok": 1}}
+    with (tmp_path / "http.jsonl").open("w") as out:
+        for number in range(6):
+            out.write(json.dumps(row | {"step": number}) + "\n")
+    tracemalloc.start()
+    sink = read(tmp_path)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert [call.step for call in sink.http] == list(range(6))
+    assert held / len(sink.http) < 256 << 10
+
+
+def test_of_very_many_requests_the_first_and_the_newest_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MOST_CALLS", (3, 3))
+    monkeypatch.setattr(http, "MOST_CHARS", 0)
+    rows = [{"path": "/generate", "status": 200, "body": {"text": "x" * 9000}, "step": n} for n in range(20)]
+    sink = read(lines(tmp_path / "http.jsonl", rows).parent)
+    assert [(call.step, call.order) for call in sink.http] == [(n, n) for n in (0, 1, 2, 17, 18, 19)]
+    assert all(len(json.dumps(dict(call.body))) < 600 for call in sink.http)
+
+
+@pytest.mark.parametrize("text", ["[\n", '[{"response": "Fine."},\n{"response":\n'])
+def test_a_list_that_can_not_be_read_says_how_it_should_look(tmp_path: Path, text: str) -> None:
+    (tmp_path / "samples.jsonl").write_text(text)
+    sink = read(tmp_path)
+    assert sink.samples == []
+    assert "give one map per line" in sink.problems[-1].why
+
+
+def test_a_list_of_samples_over_several_lines_is_read(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text(json.dumps([{"response": "One."}, {"response": "Two."}], indent=1))
+    assert len(read(tmp_path).samples) == 2
