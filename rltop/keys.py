@@ -27,6 +27,7 @@ SCHEME = "curve://"
 FIRST_CLIENT = "trainer"
 """Name of the key that `rltop up` makes for the trainer that it starts."""
 MAX_FILE_BYTES = 4096
+MAX_PORT = 65535
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -87,8 +88,10 @@ def parse_listen(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"an IPv6 address goes into brackets: [{host}]:{port}")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535 or "/" in host or " " in host:
+    if not colon or not host or not port.isdecimal() or "/" in host or " " in host:
         raise ValueError(f"{text!r} is not HOST:PORT, for example 10.0.0.1:7411")
+    if len(port) > 5 or int(port) > MAX_PORT:
+        raise ValueError(f"the port {port[:20]} is too large: the largest is {MAX_PORT}")
     return host, int(port)
 
 
@@ -132,7 +135,25 @@ def add_client(keys: Path, name: str, out: Path | None = None) -> Path:
     if out is not None and out.exists():
         raise RltopError("the file is there already", where=str(out), do="remove it, or name another")
     _write(path, _secret_fields(pair), private_folder=out is None)
-    _write(keys / "clients" / f"{name}.pub", {"rltop_key": 1, "name": name, "public": pair.public.hex()})
+    _write(
+        keys / "clients" / f"{name}.pub", {"rltop_key": 1, "name": name, "public": pair.public.hex(), "file": str(path)}
+    )
+    return path
+
+
+def known_client(keys: Path, name: str) -> Path | None:
+    """The key file of a producer that is let in already; None: there is no such key. Raises RltopError: it is gone."""
+    if check_name(name) not in clients(keys).values():
+        return None
+    fields = _fields((keys / "clients" / f"{name}.pub").read_bytes()[:MAX_FILE_BYTES])
+    path = Path(str(fields.get("file") or client_file(keys, name)))
+    if not path.is_file():
+        raise RltopError(
+            f"the file of key {name!r} is not here any more",
+            where=str(path),
+            why="it was moved to where the producer runs, or removed; nobody else has the secret",
+            do=f"rltop keys {name} --revoke, then rltop keys {name} makes a new one",
+        )
     return path
 
 

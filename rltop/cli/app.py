@@ -174,8 +174,8 @@ def keys(
 ) -> int:
     """Keys of producers on other machines (up --ingest-tcp).
 
-    With NAME: makes a key, and prints the RLTOP_INGEST that its holder exports. Without: lists them. Key files are
-    secret.
+    With NAME: makes a key (once; --revoke, then again, makes a new one) and prints the RLTOP_INGEST that its holder
+    exports. Without: lists them. Key files are secret.
     """
     from rltop.cli.keys import keys as run_keys
 

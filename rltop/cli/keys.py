@@ -22,7 +22,9 @@ def keys(name: str | None, *, run: str | None, out: Path | None, revoke: bool, a
         files.revoke_client(folder, name)
         note(f"key {name} of run {found.name} is revoked: what its holder sends is refused from now on")
         return 0
-    path = files.add_client(folder, name, out.absolute() if out is not None else None)
+    path = files.known_client(folder, name) if out is None else None
+    if path is None:
+        path = files.add_client(folder, name, out.absolute() if out is not None else None)
     listen = files.read_listen(folder)
     url = files.Ingest(listen[0], listen[1], path).url() if listen else ""
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sys
@@ -108,9 +109,16 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
     """argv of the trainer; the flags of `rltop train` are checked first, so that a mistake names its line."""
     if config.command:
         return [_program(config, where), *config.command[1:]]
-    from rltop.train.arguments import parse_args
+    from rltop.train.arguments import TrainConfig, parse_args
+    from rltop.train.flags import switch_names
 
     require_train("up")
+    switches = switch_names(TrainConfig)
+    for flag, word in itertools.pairwise(config.flags):
+        if flag in switches and not word.startswith("--"):
+            key = flag.removeprefix("--").replace("-", "_")
+            line = config.lines.get(flag, 1)
+            raise RltopError(f"{key} must be true or false, not {word!r}", where=f"{where}:{line}", do=f"{key} = true")
     try:
         parse_args(config.flags)
     except RltopError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from rltop.runs.masks import is_secret
+from rltop.runs.masks import is_noise, is_secret
 from rltop.runs.risks import EXPLAINS, explained, risk_of
 
 SECRET = "(secret)"
@@ -182,6 +182,8 @@ def _environment(
 ) -> Iterator[tuple[str, str, Any, Any]]:
     blind = 0
     for name in sorted(old.keys() | new.keys()):
+        if is_noise(name):
+            continue  # an older rltop kept it
         first, second = old.get(name), new.get(name)
         if first is not None and second is not None and "value" not in first and "value" not in second:
             if first.get("fingerprint") is None or second.get("fingerprint") is None:

@@ -46,8 +46,14 @@ _OURS = frozenset({"RLTOP_INGEST", "RLTOP_RUN", "RLTOP_RUN_DIR", "RLTOP_JOB"})
 _NOISE = re.compile(
     r"_|PWD|OLDPWD|SHLVL|TERM\w*|COLORTERM|LS_COLORS|LINES|COLUMNS|DISPLAY|SSH_\w+|TMUX\w*|STY|WINDOWID|XDG_\w+|DBUS_\w+"
     r"|PS\d|PROMPT\w*|HIST\w+|EDITOR|PAGER|LESS\w*|MAIL|INVOCATION_ID|JOURNAL_STREAM|PYTEST_\w+|SLURM_JOB_(START|END)_TIME"
+    r"|BASH_FUNC_.+"
 )
 """Of the terminal and the login, not of the run."""
+
+
+def is_noise(name: str) -> bool:
+    """Whether an environment variable tells of the terminal, the login or the shell (its functions), not of the run."""
+    return name in _OURS or _NOISE.fullmatch(name) is not None
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -89,7 +95,7 @@ def mask_environment(
     """Name -> `{value}` where it may be kept, else `{fingerprint, secret}`. chosen: names set in the run's own file."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in sorted(environ.items()):
-        if name in _OURS or _NOISE.fullmatch(name):
+        if is_noise(name):
             continue
         secret = is_secret(name, value)
         if not secret and (name in chosen or _TECHNICAL.fullmatch(name)):

@@ -57,6 +57,13 @@ def flag_names(config: type[Any]) -> list[str]:
     return [_flag(f.name) for f in dataclasses.fields(config) if f.init and f.metadata.get("flag", True)]
 
 
+def switch_names(config: type[Any]) -> list[str]:
+    """The flags of `config` that take no value."""
+    hints = typing.get_type_hints(config)
+    fields = (f for f in dataclasses.fields(config) if f.init and f.metadata.get("flag", True))
+    return [_flag(f.name) for f in fields if _without_none(hints[f.name]) is bool]
+
+
 def field_docs(config: type[Any]) -> dict[str, str]:
     """Field name -> the string literal that follows the field in the class body, on one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(config)))
@@ -94,14 +101,24 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
 def _finite(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
 
 
-_READERS: dict[type[Any], Callable[[str], Any]] = {int: int, float: _finite, str: str, Path: Path}
+_READERS: dict[type[Any], Callable[[str], Any]] = {int: _whole, float: _finite, str: str, Path: Path}
 
 
 def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:

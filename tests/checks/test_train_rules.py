@@ -25,6 +25,14 @@ def norms(*values: float, **changes: float) -> list[MetricRow]:
     return [healthy(step, grad_norm=value, **changes) for step, value in enumerate(values)]
 
 
+@pytest.mark.parametrize("check", [HIGH, ZERO, SCALE])
+def test_a_good_norm_before_numbers_that_are_none_is_no_pass(check: str) -> None:
+    before, after = [0.3] * 20, [NAN] * 40
+    found = verdict(check, obs(*norms(*before, *after)))
+    assert (found.status, found.cause) == ("skip", "grad_norm is no number since step 20: train.nan owns it")
+    assert verdict(check, obs(*norms(*before, *after, 0.3))).status == "pass"
+
+
 @pytest.mark.parametrize(
     ("observations", "status", "words"),
     [

@@ -72,6 +72,25 @@ def test_what_the_trainer_refuses_names_the_line(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('apply_chat_template = "yes"', "{config}:3: apply_chat_template must be true or false, not 'yes'"),
+        ("deterministic = 1", "{config}:3: deterministic must be true or false, not '1'"),
+        ('lr = "abc"', "{config}:3: --lr: bad value\n  why: 'abc' is not a number"),
+        ("lr = true", "{config}:3: --lr: bad value"),
+        ("num_rollout = 1.5", "{config}:3: --num-rollout: bad value\n  why: '1.5' is not a whole number"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_file_line_and_key(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "up.toml"
+    config.write_text(f"[trainer]\n\n{line}\n")
+    assert main(["up", str(config)]) == 2
+    assert said.format(config=config) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [(None, "can not be read"), ("[[crash]]\nissue = 3\n", "issue must be a text"), ("x = 1\n", "must hold [[crash]]")],
 )

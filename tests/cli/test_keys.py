@@ -31,8 +31,13 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Capture
         listed = json.loads(capsys.readouterr().out)
         assert [row["name"] for row in listed["keys"]] == ["node7", "trainer"]
         assert listed["endpoint"] == found.endpoint
-        assert main(["keys", "node7"]) == 2
+        assert main(["keys", "node7"]) == 0
+        assert capsys.readouterr().out == said.out, "the same line again"
+        assert main(["keys", "node7", "--out", str(tmp_path / "other.key")]) == 2
         assert "already" in capsys.readouterr().err
+        found.key_file.unlink()
+        assert main(["keys", "node7"]) == 2
+        assert "rltop keys node7 --revoke" in capsys.readouterr().err
         assert main(["keys", "node7", "--revoke"]) == 0
         assert main(["keys", "node7", "--revoke"]) == 2
         assert "known: trainer" in capsys.readouterr().err
@@ -78,6 +83,12 @@ def test_what_is_no_address_to_listen_at_is_refused_with_its_place(
     else:
         with pytest.raises(ValueError, match="HOST:PORT"):
             keys.parse_listen(text)
+
+
+def test_a_port_that_is_too_large_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for port in ("65536", "99999", "9" * 5000):
+        assert main(["up", "run.toml", "--ingest-tcp", f"127.0.0.1:{port}"]) == 2
+        assert f"the port {port[:20]} is too large: the largest is 65535" in capsys.readouterr().err
 
 
 def test_the_config_file_says_where_to_listen() -> None:

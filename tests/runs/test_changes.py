@@ -66,13 +66,22 @@ def test_secret_values_under_any_name(value: str) -> None:
 
 def test_only_technical_and_chosen_values_are_kept() -> None:
     found = mask_environment(
-        {"NCCL_DEBUG": "INFO", "MINE": "1", "OTHER": "2", "SHLVL": "3", "RLTOP_RUN": "r"}, KEY, chosen=["MINE"]
+        {"NCCL_DEBUG": "INFO", "MINE": "1", "OTHER": "2", "SHLVL": "3", "RLTOP_RUN": "r", "BASH_FUNC_cap%%": "()"},
+        KEY,
+        chosen=["MINE"],
     )
     assert found["NCCL_DEBUG"] == {"value": "INFO"}
     assert found["MINE"] == {"value": "1"}
     assert found["OTHER"] == {"fingerprint": fingerprint("2", KEY), "secret": False}
     assert found.keys() == {"NCCL_DEBUG", "MINE", "OTHER"}
     assert fingerprint("2", KEY) != fingerprint("2", b"x" * 32)
+
+
+def test_functions_of_a_shell_are_no_change() -> None:
+    shell = {f"BASH_FUNC_{name}%%": {"fingerprint": name, "secret": False} for name in ("cap", "module", "ml")}
+    mine = {"MINE": {"value": "1"}}
+    found = difference(facts("a", environment=mine), facts("b", environment={**shell, "MINE": {"value": "2"}}))
+    assert [change.name for change in found.changes] == ["MINE"]
 
 
 def test_command_lines_keep_their_shape() -> None:
