@@ -117,8 +117,8 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
     for flag, word in itertools.pairwise(config.flags):
         if flag in switches and not word.startswith("--"):
             key = flag.removeprefix("--").replace("-", "_")
-            line = config.lines.get(flag, 1)
-            raise RltopError(f"{key} must be true or false, not {word!r}", where=f"{where}:{line}", do=f"{key} = true")
+            place = f"{where}:{config.lines.get(flag, 1)}"
+            raise RltopError(f"{key} must be true or false, not {word!r}", where=place, do=f"{key} = true")
     try:
         parse_args(config.flags)
     except RltopError as error:
