@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rltop.checks.layout import wrap
 from rltop.cli.connect import running
 from rltop.cli.output import age, clean, note, number, print_json, size, table
 from rltop.client import local_client
@@ -82,7 +82,7 @@ def lines(rows: Sequence[Sequence[Any]], width: int | None) -> list[str]:
     reasons = ["", *(row[-1] for row in rows)]
     for line, reason in zip(table(HEAD[:-1], [row[:-1] for row in rows]), reasons, strict=True):
         found.append(line if len(line) <= width else line[: width - 1] + "…")
-        found += textwrap.wrap(clean(number(reason)), width, initial_indent="    ", subsequent_indent="    ")
+        found += wrap(clean(number(reason)), "    ", width) if reason else []
     return found
 
 

@@ -136,6 +136,8 @@ def test_in_a_narrow_terminal_the_reason_goes_below_its_run() -> None:
     assert narrow[1].split()[:2] == ["a-1", "lost"]
     assert narrow[2] == "    the daemon was killed or its machine"
     assert all(len(line) <= 40 for line in lines([row], 40))
+    flag = [*row[:-1], "exit code 2: unrecognized arguments: --load-debug-rollout-data"]
+    assert lines([flag], 50)[-1] == "    --load-debug-rollout-data"
     assert lines([], 10)[0].startswith("run")
 
 

@@ -104,7 +104,8 @@ def _slime(args: Args) -> tuple[dict[str, object], list[_Finding]]:
                 f"num_steps_per_rollout {steps} sets global_batch_size to {samples} // {steps} = {derived}, but "
                 f"{batch} is given: the two must be equal."
             )
-            advice = (f"--global-batch-size {derived}", _prompts_for(batch * steps, per_prompt, prompts))
+            other = (_prompts_for(batch * steps, per_prompt, prompts),) if batch > 0 else ()
+            advice = _either(f"--global-batch-size {derived}", *other)
             findings.append(_Finding("fail", cause, advice, (*flags, _STEPS)))
             batch = derived
         batch = batch or derived or None
@@ -113,17 +114,18 @@ def _slime(args: Args) -> tuple[dict[str, object], list[_Finding]]:
     values.setdefault("global_batch_size", batch)
     if batch > samples:
         cause = f"global_batch_size {batch} counts samples and is more than {product}: no step can be filled."
-        advice = (f"--global-batch-size {samples}", _prompts_for(batch, per_prompt, prompts))
+        advice = _either(f"--global-batch-size {samples}", _prompts_for(batch, per_prompt, prompts))
         findings.append(_Finding("fail", cause, advice, flags))
     elif batch > 0 and samples % batch:
         cause = (
             f"{product} is no multiple of global_batch_size {batch}: {samples % batch} samples are never trained on."
         )
         if steps:
-            advice = tuple(f"--num-steps-per-rollout {number}" for number in _divisors_near(samples, steps, 1))
+            advice = _either(*(f"--num-steps-per-rollout {number}" for number in _divisors_near(samples, steps, 1)))
         else:
             sizes = _divisors_near(samples, batch, _ranks(args))
-            advice = (*(f"--global-batch-size {size}" for size in sizes), _prompts_for(batch, per_prompt, prompts))
+            fits = (f"--global-batch-size {size}" for size in sizes)
+            advice = _either(*fits, _prompts_for(batch, per_prompt, prompts))
         findings.append(_Finding("warn", cause, advice, (*flags, *((_STEPS,) if steps else ()))))
     if rollouts is not None and batch > 0:
         total = rollouts * samples // batch
@@ -141,6 +143,11 @@ def _slime(args: Args) -> tuple[dict[str, object], list[_Finding]]:
 
 _STEPS = "num_steps_per_rollout"
 _MOST_SAMPLES = 10_000_000
+
+
+def _either(*advice: str) -> tuple[str, ...]:
+    """Each of them mends it alone; all of them together do not."""
+    return (advice[0], *(f"or {text}" for text in advice[1:]))
 
 
 def _prompts_for(samples: int, per_prompt: int, prompts: int) -> str:
@@ -197,7 +204,7 @@ def _prompts(train: int, mini: int, part: str) -> _Finding:
         f"data.train_batch_size {train} is less than {part}ppo_mini_batch_size {mini}; both count prompts (the worker "
         "multiplies the mini-batch by n later), so no mini-batch can be filled."
     )
-    advice = (f"data.train_batch_size={mini}", f"{part}ppo_mini_batch_size={train}")
+    advice = _either(f"data.train_batch_size={mini}", f"{part}ppo_mini_batch_size={train}")
     return _Finding("fail", cause, advice, ("data.train_batch_size", f"{part}ppo_mini_batch_size"))
 
 
@@ -227,7 +234,7 @@ def _accumulation(args: Args, part: str, name: str, mini: int, values: dict[str,
         "divided by 0, so loss and norm are NaN at the first step without any numeric trouble."
     )
     smallest = micro * (world or 1)
-    advice = (f"{flag}={max(1, count)}", f"{part}ppo_mini_batch_size={smallest} (or more)")
+    advice = _either(f"{flag}={max(1, count)}", f"{part}ppo_mini_batch_size={smallest} (or more)")
     return [_Finding("fail", cause, advice, (f"{part}ppo_mini_batch_size", flag, "trainer.n_gpus_per_node"))]
 
 
