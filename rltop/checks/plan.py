@@ -4,6 +4,9 @@ Pure. The rules are slime's (`arguments.py` and its checkpoint loading): the tra
 `iter_*`; a `--load` without tracker that is no Hugging Face directory falls back to `--ref-load` without an error,
 without optimizer, from rollout 0; a resume starts at the loaded iteration + 1; the place in the dataset is read from
 `<load>/rollout/global_dataset_state_dict_<iteration>.pt`, and without that file the dataset starts over.
+
+rltop's own trainer differs in three things (`OwnTrainer`): it has a model without any checkpoint, keeps its reference
+model beside its checkpoints, and draws its prompts from the seed and the rollout id, so there is no dataset file.
 """
 
 from __future__ import annotations
@@ -30,8 +33,15 @@ class Step(NamedTuple):
     """The launch cannot get past this."""
 
 
-def launch_plan(obs: Observations) -> tuple[Step, ...]:
-    """The plan, in the order of events; empty where the arguments name no checkpoint at all."""
+class OwnTrainer(NamedTuple):
+    """The launch is of `rltop train`."""
+
+    kept_reference: str = ""
+    """The reference model in the directory of --load; "": there is none."""
+
+
+def launch_plan(obs: Observations, own: OwnTrainer | None = None) -> tuple[Step, ...]:
+    """The plan, in the order of events; empty where the arguments name no checkpoint at all. own: None for slime's."""
     args = obs.args
     if obs.mode == "rollout-only":
         engines = args.text("hf_checkpoint") or "nothing (--hf-checkpoint is missing)"
@@ -40,20 +50,20 @@ def launch_plan(obs: Observations) -> tuple[Step, ...]:
         )
     if not any(args.given(name) for name in ("load", "ref_load", "hf_checkpoint", "save")):
         return ()
-    start, first = _start(obs)
-    return (*start, *_reference(obs), *_engines(obs), *_save(obs, first))
+    start, first = _start(obs, own)
+    return (*start, *_reference(obs, own, resumes=bool(first)), *_engines(obs), *_save(obs, first))
 
 
-def _start(obs: Observations) -> tuple[tuple[Step, ...], int | None]:
+def _start(obs: Observations, own: OwnTrainer | None) -> tuple[tuple[Step, ...], int | None]:
     """Sentences, and the first rollout id (None where it cannot be known)."""
     args = obs.args
     load = args.text("load")
     if not load:
-        return (_fresh(obs, "--load is not given"),), 0
+        return (_fresh(obs, own, "--load is not given"),), 0
     state = _states(obs).get(load)
     megatron = _megatron(obs).get(load)
     if megatron and megatron.tracker is not None:
-        return _resume(obs, megatron)
+        return _resume(obs, own, megatron)
     if megatron:
         what = (
             "is one iteration's directory" if megatron.is_iteration else f"holds {_names(megatron)} but no tracker file"
@@ -68,7 +78,7 @@ def _start(obs: Observations) -> tuple[tuple[Step, ...], int | None]:
         text = f"starts at rollout 0 from the Hugging Face weights in {load}; the optimizer starts fresh"
         return (Step("start", text),), 0
     if state in ("empty", "absent"):
-        return (_fresh(obs, f"--load {load} is {state}"),), 0
+        return (_fresh(obs, own, f"--load {load} is {state}"),), 0
     if state == "there":
         back = args.text("ref_load") or "--ref-load"
         text = f"--load {load} is no checkpoint of any kind: this silently falls back to {back}"
@@ -76,7 +86,10 @@ def _start(obs: Observations) -> tuple[tuple[Step, ...], int | None]:
     return (Step("start", f"--load {load} was not looked at: it cannot be said where this starts", warn=True),), None
 
 
-def _fresh(obs: Observations, why: str) -> Step:
+def _fresh(obs: Observations, own: OwnTrainer | None, why: str) -> Step:
+    if own is not None:
+        weights = obs.args.text("hf_checkpoint") or "a tiny model of its own"
+        return Step("start", f"{why}: starts at rollout 0 from {weights}")
     source = obs.args.text("ref_load")
     if not source:
         return Step(
@@ -88,7 +101,9 @@ def _fresh(obs: Observations, why: str) -> Step:
     return Step("start", f"{why}: starts at rollout 0 from {source}, weights only")
 
 
-def _resume(obs: Observations, found: MegatronCheckpoint) -> tuple[tuple[Step, ...], int | None]:
+def _resume(
+    obs: Observations, own: OwnTrainer | None, found: MegatronCheckpoint
+) -> tuple[tuple[Step, ...], int | None]:
     args, tracker = obs.args, (found.tracker or "").strip()
     chosen = args.number("ckpt_step")
     name = f"iter_{int(chosen):07d}" if chosen is not None else _directory(tracker)
@@ -115,7 +130,9 @@ def _resume(obs: Observations, found: MegatronCheckpoint) -> tuple[tuple[Step, .
     if newer and chosen is None:
         steps.append(Step("start", f"{newer[-1]} is newer than the tracker and is not loaded: an interrupted save?"))
     steps += _left_out(obs)
-    if number not in found.rollout_states:
+    if own is not None:
+        steps.append(Step("data", "the prompts go on: they are drawn from the seed and the rollout id"))
+    elif number not in found.rollout_states:
         there = f"rollout/global_dataset_state_dict_{number}.pt is not in {found.path}"
         steps.append(Step("data", f"{there}: the dataset starts over, with one info line", warn=True))
     else:
@@ -140,11 +157,13 @@ def _left_out(obs: Observations) -> Iterator[Step]:
         yield Step("optimizer", "optimizer, learning rate schedule and random state go on")
 
 
-def _reference(obs: Observations) -> Iterator[Step]:
+def _reference(obs: Observations, own: OwnTrainer | None, *, resumes: bool) -> Iterator[Step]:
     ref = obs.args.text("ref_load")
     wanted = obs.args.on("use_kl_loss") or (obs.args.number("kl_coef") or 0) != 0
     if not ref:
-        if wanted:
+        if wanted and own is not None:
+            yield _own_reference(own, resumes=resumes)
+        elif wanted:
             yield Step(
                 "reference", "a KL term is on but --ref-load is not given: there is no reference model", warn=True
             )
@@ -157,6 +176,15 @@ def _reference(obs: Observations) -> Iterator[Step]:
     elif found is not None or ref in _hf(obs):
         name = f"/{_directory((found.tracker or '').strip())}" if found is not None else " (Hugging Face weights)"
         yield Step("reference", f"the reference model is {ref}{name}")
+
+
+def _own_reference(own: OwnTrainer, *, resumes: bool) -> Step:
+    if not resumes:
+        return Step("reference", "the reference model is the weights that this run starts with")
+    if own.kept_reference:
+        return Step("reference", f"the reference model is {own.kept_reference}, kept since the run's start")
+    text = "the checkpoint keeps no reference model and --ref-load is not given: the trainer refuses to start"
+    return Step("reference", text, warn=True, fatal=True)
 
 
 def _engines(obs: Observations) -> Iterator[Step]:

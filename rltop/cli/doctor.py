@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ import msgspec
 
 from rltop.checks.catalogue import LAUNCH
 from rltop.checks.evaluate import assemble, evaluate
-from rltop.checks.plan import Step, launch_plan
+from rltop.checks.plan import OwnTrainer, Step, launch_plan
 from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS
 from rltop.checks.verdict import Report, Verdict
@@ -51,7 +52,7 @@ def doctor(
     launch, directory = read_launch(words)
     facts = gather(launch, host or ThisHost(), directory, ray_address=ray_address)
     report = judged(evaluate(facts.obs, thresholds), facts)
-    plan = launch_plan(facts.obs)
+    plan = launch_plan(facts.obs, _own(launch, facts, directory))
     stops = [step.text for step in plan if step.fatal] + [f"port {port} is taken" for port, _, _ in facts.taken]
     failed = 1 if report.summary.get("fail") or stops else 0
     patch = "".join(ignore_patches(facts.obs, directory))
@@ -183,6 +184,16 @@ def _load(path: str) -> str | None:
             return file.read(MOST_BYTES)
     except OSError:
         return None
+
+
+def _own(launch: Launch, facts: Facts, directory: Path) -> OwnTrainer | None:
+    """What only `rltop train` has, where that is what is launched."""
+    words = [Path(word.text).name for word in launch.words]
+    if ("rltop", "train") not in itertools.pairwise(words):
+        return None
+    load = facts.obs.args.text("load")
+    kept = directory / load / "reference" if load else None
+    return OwnTrainer(f"{load.rstrip('/')}/reference" if load and kept is not None and kept.is_dir() else "")
 
 
 def _config(text: str, path: Path) -> Launch:

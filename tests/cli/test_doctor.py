@@ -218,3 +218,25 @@ def test_a_taken_port_stops_the_launch(launch_dir: Path, capsys: pytest.CaptureF
     host = FakeHost(taken={30000: "python, pid 12"})
     assert doctor(["python", "train.py", "--sglang-router-port", "30000", "--load", "out"], host=host) == 1
     assert "port 30000 is taken" in capsys.readouterr().out
+
+
+def test_the_plan_of_rltops_own_trainer_knows_what_only_it_has(
+    launch_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = launch_dir / "own.toml"
+    flags = 'load = "out"\nsave = "out"\nsave_interval = 20\nuse_kl_loss = true\nnum_rollout = 100\n'
+    config.write_text(f"[trainer]\n{flags}")
+    (launch_dir / "out/rollout/global_dataset_state_dict_40.pt").unlink()
+    told = run(capsys, str(config))
+    assert "the checkpoint keeps no reference model and --ref-load is not given" in told
+    (launch_dir / "out/reference").mkdir()
+    told = run(capsys, str(config))
+    assert "this will start at rollout 41 from out/iter_0000040" in told
+    assert "the reference model is out/reference, kept since the run's start" in told
+    assert "the prompts go on: they are drawn from the seed and the rollout id" in told
+    assert "global_dataset_state_dict" not in told
+    assert "there is no reference model" not in told
+    config.write_text("[trainer]\n" + flags.replace('load = "out"', 'load = "new"', 1))
+    told = run(capsys, str(config))
+    assert "starts at rollout 0 from a tiny model of its own" in told
+    assert "the reference model is the weights that this run starts with" in told
