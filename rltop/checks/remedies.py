@@ -23,11 +23,13 @@ class Remedy:
     """What it means, as the end of a sentence."""
     advice: tuple[str, ...]
     sure: bool = True
-    """The message names the cause itself."""
+    """The message names the cause itself. Else it counts in the user's own code only."""
+    shell: bool = False
+    """Words of the shell, which mean something else in an exception."""
 
 
-def _entry(pattern: str, says: str, *advice: str, sure: bool = True) -> Remedy:
-    return Remedy(re.compile(pattern, re.DOTALL), says, advice, sure)
+def _entry(pattern: str, says: str, *advice: str, sure: bool = True, shell: bool = False) -> Remedy:
+    return Remedy(re.compile(pattern, re.DOTALL), says, advice, sure, shell)
 
 
 _QUOTED = r"(?:.{0,200}?'(?P<path>/[^'\n]{1,300})')?"
@@ -87,13 +89,15 @@ _REMEDIES: tuple[Remedy, ...] = (
         r"(?P<what>[^\s:]+): (?:command )?not found",
         "the shell does not find {what}",
         "PATH in the job's own environment: is its image or its conda environment active?",
+        shell=True,
     ),
     _entry(
         r"(?P<what>[A-Za-z_]\w*): unbound variable",
         "the script uses {what}, which nobody set",
         "export {what} before the script, or give it a default",
+        shell=True,
     ),
-    _entry(r"syntax error|bad substitution", "the shell can not read the script", "bash -n on the script"),
+    _entry(r"syntax error|bad substitution", "the shell can not read the script", "bash -n on the script", shell=True),
     _entry(
         r"(?:Errno 13\b|Permission denied)" + _QUOTED,
         "the job's user may not do that",
@@ -129,7 +133,7 @@ _REMEDIES: tuple[Remedy, ...] = (
         "token ids against the vocabulary, and labels against the number of classes",
     ),
     _entry(
-        r"Bus error|unable to (?:open|write|mmap) (?:shared memory|file <)|/dev/shm",
+        r"Bus error|unable to (?:open|write|mmap) (?:shared memory|file <)",
         "shared memory ran out, or a file that is mapped was cut",
         "df -h /dev/shm; a larger --shm-size for the container",
     ),
@@ -182,10 +186,13 @@ class Told:
 
 def remedy(event: LogEvent) -> Told:
     """What is known about the class of an error. `says` is empty, and the advice general, for one of no known class."""
-    text = f"{word(event, 'detail')}\n{word(event, 'exception')}: {word(event, 'message')}\n{whole_text(event)}"
+    last = f"{word(event, 'detail')}\n{word(event, 'exception')}: {word(event, 'message')}"
     mine = users_frame(event)
     look = (f"{mine}: your own code; run that function on one sample by hand",) if mine else ()
-    for entry in _REMEDIES:
+    # The last exception says what happened; those before it, and its frames, only where it says nothing.
+    for text, entry in ((text, entry) for text in (last, whole_text(event)) for entry in _REMEDIES):
+        if (entry.shell and event.kind != "ended") or not (entry.sure or mine):
+            continue
         if found := entry.pattern.search(text):
             groups = {re.sub(r"\d$", "", name): value for name, value in found.groupdict().items() if value}
             advice = tuple(_filled(one, groups) for one in entry.advice)

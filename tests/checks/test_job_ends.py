@@ -143,6 +143,34 @@ def test_advice_goes_by_the_class_of_the_error(tmp_path: Path, error: str, cause
     assert advice in " / ".join(found.advice)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ('  File "/r/slime/slime/backends/x.py", line 3, in f', "KeyError: 'layers.0'"),  # nothing of the user's data
+        ('  File "/r/me/x.py", line 3, in f', "ValueError: tokenizer: not found"),  # no word of a shell
+        ('  File "/dev/shm/me/x.py", line 3, in f', "ValueError: of a file in shared memory"),
+    ],
+)
+def test_an_error_of_no_known_class_gets_no_made_up_meaning(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    found = told(tmp_path, "Traceback (most recent call last):", *lines)
+    assert "No check owns this error" in found.cause
+    assert found.confidence == "low"
+
+
+def test_the_last_exception_counts_more_than_those_before_it(tmp_path: Path) -> None:
+    found = told(
+        tmp_path,
+        *TRACE,
+        "FileNotFoundError: [Errno 2] No such file or directory: '/d/y.json'",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        *TRACE,
+        "ModuleNotFoundError: No module named 'orjson'",
+    )
+    assert "Python does not find orjson" in found.cause
+
+
 def test_the_peer_that_nccl_names_is_kept(tmp_path: Path) -> None:
     found = told(
         tmp_path,
