@@ -142,16 +142,6 @@ def finite(series: Iterable[Point]) -> tuple[Point, ...]:
     return tuple(point for point in series if math.isfinite(point.value))
 
 
-def broken_since(series: Sequence[Point]) -> Point | None:
-    """The first of the points without a number at the end of the newest segment: a good value before it is stale."""
-    first = None
-    for point in reversed(segments(series)[-1] if series else ()):
-        if math.isfinite(point.value):
-            break
-        first = point
-    return first
-
-
 def segments(series: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
     """Points of each run or restart, in order."""
     parts: dict[int, list[Point]] = {}

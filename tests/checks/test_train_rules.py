@@ -29,7 +29,8 @@ def norms(*values: float, **changes: float) -> list[MetricRow]:
 def test_a_good_norm_before_numbers_that_are_none_is_no_pass(check: str) -> None:
     before, after = [0.3] * 20, [NAN] * 40
     found = verdict(check, obs(*norms(*before, *after)))
-    assert (found.status, found.cause) == ("skip", "grad_norm is no number since step 20: train.nan owns it")
+    why = "train/grad_norm is NaN since step 20; the last number was 0.3 at 19"
+    assert (found.status, found.cause) == ("skip", why)
     assert verdict(check, obs(*norms(*before, *after, 0.3))).status == "pass"
 
 

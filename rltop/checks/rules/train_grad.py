@@ -13,7 +13,7 @@ from rltop.checks.facts import NO_TRAINER
 from rltop.checks.observe import Axis, Observations
 from rltop.checks.phrase import jnum, missing, num, of_points, percent
 from rltop.checks.rules.logprob_magnitude import first_rollout_likely
-from rltop.checks.series import Point, broken_since, finite, median, points, segments, start_of
+from rltop.checks.series import Point, finite, median, points, segments, start_of
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Status, Verdict
 
@@ -45,12 +45,6 @@ class ScaleFault:
     kind: str
     spread: float
     points: tuple[Point, ...]
-
-
-def stale(obs: Observations) -> str:
-    """Why a good norm of earlier says nothing about now; "" when the newest one is a number."""
-    since = broken_since(points(obs, NORM))
-    return "" if since is None else f"grad_norm is no number since step {since.step}: train.nan owns it"
 
 
 def scale_fault(obs: Observations, t: Thresholds) -> ScaleFault | None:
@@ -111,8 +105,6 @@ def check_scale(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         if len(healthy) < t.scale_steps:
             cause = missing(obs, f"a series of {t.scale_steps} train steps with a grad_norm and a healthy loss")
             return [Verdict(SCALE, "skip", cause=cause)]
-        if why := stale(obs):
-            return [Verdict(SCALE, "skip", cause=why)]
         last = healthy[-1]
         cause = "The gradient norm is neither huge and constant nor proportional to the token count."
         value = {"grad_norm": jnum(last.value)}
@@ -180,8 +172,6 @@ def check_high(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [
             _high(obs, t, point, f"at step {point.step}, where the median of the steps before is {num(level)}", level)
         ]
-    if why := stale(obs):
-        return [Verdict(HIGH, "skip", cause=why)]
     last = series[-1]
     return [
         Verdict(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rltop.checks.facts import NO_TRAINER
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_points
-from rltop.checks.rules.train_grad import NORM, stale
+from rltop.checks.rules.train_grad import NORM
 from rltop.checks.series import Point, finite, points, segments
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Verdict
@@ -29,8 +29,6 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     for part in segments(series):
         if streak := _lost(part, loss, spread, t):
             return [_fail(obs, t, streak, loss)]
-    if why := stale(obs):
-        return [Verdict(ID, "skip", cause=why)]
     last = series[-1]
     cause = f"There is a gradient: grad_norm is {num(last.value)} at step {last.step}."
     if last.value == 0:
