@@ -13,6 +13,7 @@ from rltop.checks.facts import NO_ENGINE, NO_TRAINER
 from rltop.checks.observe import Axis, Observations
 from rltop.checks.phrase import num
 from rltop.checks.registry import RULES, Rule
+from rltop.checks.rules.train_skipped import skipped_steps
 from rltop.checks.series import finite, points
 from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import FIRING, STATUSES, Report, Status, Verdict
@@ -110,7 +111,8 @@ def _unless_absent(obs: Observations, verdict: Verdict) -> Verdict:
 
 
 def _unless_outdated(obs: Observations, rule: Rule, verdict: Verdict) -> Verdict:
-    """A pass on numbers of earlier steps is none while the newest value is no number."""
+    """A pass on numbers of earlier steps is none while the newest value is no number. One skipped step alone says
+    nothing: it left the run as it was."""
     if verdict.status != "pass":
         return verdict
     for name in rule.newest:
@@ -123,6 +125,8 @@ def _unless_outdated(obs: Observations, rule: Rule, verdict: Verdict) -> Verdict
                 return verdict
             last = numbers[-1]
             first = series[series.index(last) + 1]
+            if first is series[-1] and (first.segment, first.step) in {(p.segment, p.step) for p in skipped_steps(obs)}:
+                return verdict
             where = f"rollout {first.step}" if axis == "rollout" else f"step {first.step}"
             cause = f"{name} is {num(first.value)} since {where}; the last number was {num(last.value)} at {last.step}"
             return Verdict(

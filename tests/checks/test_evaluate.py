@@ -416,3 +416,11 @@ def test_numbers_of_earlier_steps_are_no_pass_while_the_newest_is_none() -> None
     assert next(v for v in after if v.id == "logprob.magnitude").status == "pass", "it speaks of the first rollout"
     again = evaluate(obs(*fine, *bad, *back)).verdicts
     assert next(v for v in again if v.id == "train.grad-zero").status == "pass"
+
+
+def test_one_skipped_step_at_the_end_takes_no_pass_back() -> None:
+    fine = _rows(range(12))
+    one = obs(*fine, healthy(12, grad_norm=math.nan, step_skipped=1.0))
+    two = obs(*fine, *(healthy(step, grad_norm=math.nan, step_skipped=1.0) for step in (12, 13)))
+    untold = obs(*fine, healthy(12, grad_norm=math.nan))
+    assert [verdict("train.grad-zero", seen).status for seen in (one, two, untold)] == ["pass", "skip", "skip"]
