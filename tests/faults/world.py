@@ -91,9 +91,10 @@ def kill(pid: int) -> None:
 
 
 def kill_daemon(run: RunInfo) -> None:
-    """SIGKILL to the daemon; its lock is free afterwards."""
+    """SIGKILL to the daemon; its lock is free afterwards, as soon as a program that it was just starting has its own
+    descriptors."""
     kill(run.pid)
-    assert runs.lock_holder(run.path) is None
+    wait_for(lambda: runs.lock_holder(run.path) is None, "its lock is held")
 
 
 def journal_events(path: Path) -> dict[int, str]:
