@@ -227,16 +227,16 @@ def test_the_plan_of_rltops_own_trainer_knows_what_only_it_has(
     flags = 'load = "out"\nsave = "out"\nsave_interval = 20\nuse_kl_loss = true\nnum_rollout = 100\n'
     config.write_text(f"[trainer]\n{flags}")
     (launch_dir / "out/rollout/global_dataset_state_dict_40.pt").unlink()
-    told = run(capsys, str(config))
+    told = " ".join(run(capsys, str(config)).split())
     assert "the checkpoint keeps no reference model and --ref-load is not given" in told
     (launch_dir / "out/reference").mkdir()
-    told = run(capsys, str(config))
+    told = " ".join(run(capsys, str(config)).split())
     assert "this will start at rollout 41 from out/iter_0000040" in told
     assert "the reference model is out/reference, kept since the run's start" in told
     assert "the prompts go on: they are drawn from the seed and the rollout id" in told
     assert "global_dataset_state_dict" not in told
     assert "there is no reference model" not in told
     config.write_text("[trainer]\n" + flags.replace('load = "out"', 'load = "new"', 1))
-    told = run(capsys, str(config))
+    told = " ".join(run(capsys, str(config)).split())
     assert "starts at rollout 0 from a tiny model of its own" in told
     assert "the reference model is the weights that this run starts with" in told
