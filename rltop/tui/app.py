@@ -92,6 +92,8 @@ class RltopApp(App[int], inherit_bindings=False):
         self._client_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
+        self._unpainted: set[str] = set()
+        """State keys of histories that came and are not on the screen yet."""
         self._asked_at = -1e9
         self._looked: tuple[float, ...] = ()
         self._message_until = 0.0
@@ -180,7 +182,12 @@ class RltopApp(App[int], inherit_bindings=False):
         if self.live.message and not self.live.asking and self._clocks.monotonic() > self._message_until:
             self.live.message = ""
         if self.live.is_mounted:
-            self.live.paint(set() if self.model.paused else dirty)
+            self._paint(set() if self.model.paused else dirty)
+
+    def _paint(self, dirty: set[str] | None) -> None:
+        self.live.paint(None if dirty is None else dirty | self._unpainted)
+        if self.live.size.width:
+            self._unpainted.clear()
 
     def _ask_series(self) -> None:
         """History for charts that have none, and again when live points left holes."""
@@ -201,8 +208,9 @@ class RltopApp(App[int], inherit_bindings=False):
             self._asked.difference_update(keys)
             return
         self.model.take_series(answer, lo)
-        if self.live.is_mounted:
-            self.live.paint({f"metric/{key}" for key in keys})
+        self._unpainted |= {f"metric/{key}" for key in keys}
+        if self.live.is_mounted:  # else the next tick does it: a screen may be painted before it counts as mounted
+            self._paint(set())
 
     def _look(self) -> None:
         """After a zoom, a pan or a scroll: fetch what is now in sight and not held."""

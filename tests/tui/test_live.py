@@ -352,3 +352,19 @@ async def test_charts_fall_back_to_the_metric_that_the_run_has() -> None:
         board.client.metric("train/ppo_kl", 42, 0.01)
         assert "KL (ppo_kl)" in await board.tick()
         assert isinstance(board.app.live.views["charts"], ChartsView)
+
+
+async def test_a_history_that_comes_before_the_screen_counts_as_mounted_is_painted_with_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with dash("healthy", size=(120, 40)) as board:
+        app = board.app
+        painted: list[set[str] | None] = []
+        monkeypatch.setattr(app.live, "paint", painted.append)
+        monkeypatch.setattr(type(app.live), "is_mounted", property(lambda _self: False))
+        await app._load(["train/grad_norm"])
+        assert painted == []
+        monkeypatch.undo()
+        monkeypatch.setattr(app.live, "paint", painted.append)
+        app.tick()
+        assert any(dirty is None or "metric/train/grad_norm" in dirty for dirty in painted)
