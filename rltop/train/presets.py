@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from rltop.train.arguments import TrainConfig, to_argv
 
-DEMO_ROLLOUTS = 100
+DEMO_ROLLOUTS = 130
+"""How fast the task is learned depends on the processor, which rounds sums in another order. Seen to pass 0.8 between
+rollout 80 and 110."""
 
 
 def demo_args(
