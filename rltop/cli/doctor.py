@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 
 from rltop.checks.catalogue import LAUNCH
 from rltop.checks.evaluate import assemble, evaluate
+from rltop.checks.layout import wrap
 from rltop.checks.plan import OwnTrainer, Step, launch_plan
 from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS
@@ -247,9 +247,4 @@ def _told(facts: Facts, plan: Sequence[Step], width: int) -> Iterator[str]:
 
 def _row(label: str, text: str, width: int, *, warn: bool = False) -> list[str]:
     mark = "! " if warn else "  "
-    lead = f"{label:<{_LABEL}}{mark}"
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    indent = " " * len(lead)
-    return textwrap.wrap(
-        shown, max(width, 40), initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False
-    ) or [lead.rstrip()]
+    return wrap(text, f"{label:<{_LABEL}}{mark}", max(width, 40))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,23 +86,17 @@ async def beside(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: Exception | None) -> None:
-        if done.done():  # nobody waits any more
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    def settle(set_it: Callable[[], None]) -> None:
+        if not done.done():  # else nobody waits any more
+            set_it()
 
     def run() -> None:
-        result: T | None = None
-        failed: Exception | None = None
         try:
-            result = work()
+            set_it = partial(done.set_result, work())
         except Exception as error:
-            failed = error
+            set_it = partial(done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, failed)
+            loop.call_soon_threadsafe(settle, set_it)
 
     threading.Thread(target=run, name="rltop-aside", daemon=True).start()
     return await done

@@ -46,7 +46,7 @@ def is_binary(head: bytes) -> bool:
 _TEXT = bytes([*range(0x20, 0x7F), *range(0x80, 0x100), 7, 8, 9, 10, 11, 12, 13, 27])
 
 
-def chunks(file: BinaryIO, *, chunk: int = CHUNK) -> Iterator[bytes]:
+def chunks(file: BinaryIO | gzip.GzipFile, *, chunk: int = CHUNK) -> Iterator[bytes]:
     """The file's bytes, as UTF-8 where it says that it is in a wider encoding."""
     head = file.read(chunk)
     encoding, mark = encoding_of(head)
@@ -84,7 +84,7 @@ def unpacked(file: BinaryIO) -> Iterator[bytes]:
     stream is damaged or cut off; what stood before has then been given."""
     with gzip.GzipFile(fileobj=file, mode="rb") as stream:
         size = 0
-        for data in chunks(stream):  # type: ignore[arg-type]
+        for data in chunks(stream):
             size += len(data)
             yield data
             if size >= MOST_UNPACKED:

@@ -195,8 +195,9 @@ def check_routing(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         full = one.kind == "rollout" or (one.kind == "samples" and any(name in one.fields for name in _WHOLE))
         if full and one.samples and not one.is_eval:
             found.append(_routes(obs, one))
-    answers = [c for c in obs.http if c.path.endswith("/generate") and isinstance(c.answer.get("meta_info"), dict)]
-    bare = [c for c in answers if not any(name in c.answer["meta_info"] for name in ROUTES)]  # type: ignore[operator]
+    metas = [(c, c.answer.get("meta_info")) for c in obs.http if c.path.endswith("/generate")]
+    answers = [(c, meta) for c, meta in metas if isinstance(meta, dict)]
+    bare = [c for c, meta in answers if not any(name in meta for name in ROUTES)]
     if bare and bare[0].where is not None:
         where = bare[0].where
         cause = f"{len(bare)} of {len(answers)} answers of /generate have no routed_experts in meta_info, and "
