@@ -10,6 +10,7 @@ import getpass
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -58,6 +59,16 @@ class Sshd:
                 if process.name() == "sshd" or process == session:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Every connection is cut, and nobody gets a new one until this is left: a login then waits for its answer."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            self.cut()
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
