@@ -1,4 +1,4 @@
-"""Lines of a log around one line: what a viewer opens from the evidence of a verdict (query `lines?`).
+"""Lines of a log around one line, or its last ones: what a viewer opens from evidence or an engine (query `lines?`).
 
 Read-only and bounded. Opened are only the logs that the daemon follows and regular files inside the run directory,
 after all symbolic links; keys and sockets of the run never. What cannot be shown is an answer that says why.
@@ -57,7 +57,7 @@ class SourceLines:
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     return LinesAnswer(query.source, why="it is no regular file")
-                return _around(file, query)
+                return _around(file, query) if query.line else _last(file, query)
         except OSError as error:
             return LinesAnswer(query.source, why=error.strerror or str(error))
 
@@ -85,6 +85,21 @@ def _around(file: BinaryIO, query: LinesQuery) -> LinesAnswer:
     if first + len(lines) <= line and left >= 0:
         return LinesAnswer(query.source, why=_shorter(first + len(lines) - 1, line))
     return LinesAnswer(query.source, first, lines)
+
+
+def _last(file: BinaryIO, query: LinesQuery) -> LinesAnswer:
+    """The last lines, read from the end: what a log of any size says now costs the same. Their numbers stay unknown."""
+    end = file.seek(0, os.SEEK_END)
+    start = file.seek(max(0, end - MOST_BYTES))
+    data = file.read(MOST_BYTES)
+    if b"\0" in data:
+        return LinesAnswer(query.source, why="it is no text")
+    pieces = data.removesuffix(b"\n").split(b"\n") if data else []
+    if start:
+        del pieces[0]  # cut
+    count = min(max(query.before, 1), MOST_AROUND)
+    lines = [piece[:MOST_LINE].rstrip(b"\r").decode("utf-8", "replace") for piece in pieces[-count:]]
+    return LinesAnswer(query.source, 0, lines, "" if lines else "it is empty")
 
 
 def _shorter(has: int, line: int) -> str:

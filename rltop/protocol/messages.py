@@ -330,12 +330,12 @@ class EventsAnswer(msgspec.Struct, frozen=True):
 
 
 class LinesQuery(msgspec.Struct, frozen=True):
-    """Lines of a log around one line, as the evidence of a verdict names it."""
+    """Lines of a log around one line, as the evidence of a verdict names it, or its last ones."""
 
     source: str
     """`source` of the evidence."""
     line: int
-    """From 1."""
+    """From 1; 0: the last lines, `before` of them."""
     before: int = 100
     after: int = 100
     """Lines around it; at most 500 on each side."""
@@ -346,7 +346,7 @@ class LinesAnswer(msgspec.Struct, frozen=True):
 
     source: str
     first: int = 0
-    """Number of the first of them."""
+    """Number of the first of them; 0 of the last lines of a log, which are not counted."""
     lines: list[str] = []
     """Without line ends, each at most 4,000 bytes long."""
     why: str = ""

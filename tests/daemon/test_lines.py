@@ -37,13 +37,28 @@ def ask(run: Path, source: str, line: int = 1, *, logs: dict[str, Path] | None =
 
 @pytest.mark.parametrize(
     ("line", "before", "after", "first", "last"),
-    [(500, 2, 3, 498, 503), (1, 5, 1, 1, 2), (1000, 1, 50, 999, 1000), (0, 0, 0, 1, 1), (600, -5, -5, 600, 600)],
+    [(500, 2, 3, 498, 503), (1, 5, 1, 1, 2), (1000, 1, 50, 999, 1000), (-1, 0, 0, 1, 1), (600, -5, -5, 600, 600)],
 )
 def test_the_lines_around_one(run: Path, line: int, before: int, after: int, first: int, last: int) -> None:
     found = ask(run, "trainer.log", line, before=before, after=after)
     assert (found.first, found.lines[0], found.lines[-1]) == (first, f"line {first}", f"line {last}")
     assert len(found.lines) == last - first + 1
     assert found.why == ""
+
+
+def test_line_0_is_the_end_of_the_log(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ask(run, "trainer.log", 0, before=3)
+    assert (found.first, found.lines) == (0, ["line 998", "line 999", "line 1000"])
+    assert len(ask(run, "trainer.log", 0, before=10_000).lines) == 500
+    (run / "open.log").write_bytes(b"one\r\ntw\xff")
+    assert ask(run, "open.log", 0).lines == ["one", "tw\ufffd"]
+    (run / "empty.log").touch()
+    assert ask(run, "empty.log", 0).why == "it is empty"
+    (run / "binary.log").write_bytes(b"\0\1")
+    assert ask(run, "binary.log", 0).why == "it is no text"
+    assert ask(run, "../outside.log", 0).lines == []
+    monkeypatch.setattr(lines, "MOST_BYTES", 25)
+    assert ask(run, "trainer.log", 0).lines == ["line 999", "line 1000"], "a line that was cut is left out"
 
 
 def test_numbers_are_those_of_an_editor_whatever_the_sizes_of_reads(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
