@@ -1,0 +1,310 @@
+"""The life of one engine slot as a pure state machine: no I/O, no clock of its own.
+
+    STOPPED -> LAUNCHING -> LOADING -> CAPTURING -> WARMING -> STALE -> HEALTHY <-> SUSPECT
+                                                                 -> DRAINING -> STOPPING -> RECLAIMING -> STOPPED
+    HEALTHY | SUSPECT | STALE -> OFFLOADED -> STALE        any live state -> CRASHED -> BACKOFF -> LAUNCHING
+                                                                             CRASHED -> QUARANTINED
+
+**The transition that must not exist is DEAD -> HEALTHY.** A process that was just started, found again or resumed holds
+the weights of its checkpoint, or none: it passes STALE and serves nothing until it holds the required version. The only
+way into HEALTHY is `Synced` in STALE, and `Trust` in SUSPECT, whose process never went away.
+
+`step(slot, event, now)` returns the new slot and the actions that its supervisor must carry out. An event that a state
+does not allow raises `IllegalTransition`: it is a fault of the supervisor, never of an engine.
+
+Failure policy: one bad probe is SUSPECT, never a kill. A hang only alarms, unless the policy says restart. A crash is
+followed by a restart with backoff (`restart="auto"`), after everything of the dead process was reclaimed; three
+crashes with one fingerprint within few rollouts are QUARANTINED until a person acts. A deadline that passes while
+nothing can be done safely (memory held by a stranger, weights that nobody sends) alarms once and waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from rltop.engines.states import (
+    ANSWERING,
+    LIVE,
+    SERVING,
+    STARTING,
+    Action,
+    Adopted,
+    Awaits,
+    Crash,
+    Doubt,
+    Drained,
+    Event,
+    Exited,
+    FleetPolicy,
+    GiveUp,
+    Hang,
+    Held,
+    IllegalTransition,
+    NodeFound,
+    NodeLost,
+    Outdated,
+    Reached,
+    Ready,
+    Reclaimed,
+    Released,
+    Resumed,
+    RolloutDone,
+    Slot,
+    Spawned,
+    SpawnFailed,
+    Start,
+    State,
+    Stop,
+    Synced,
+    Tick,
+    Trust,
+    Undrain,
+)
+
+Outcome: TypeAlias = tuple[Slot, tuple[Action, ...]]
+_FORWARD = (State.LOADING, State.CAPTURING, State.WARMING)
+
+
+def step(slot: Slot, event: Event, now: float) -> Outcome:
+    """The slot after `event`, and what to do. Raises `IllegalTransition`."""
+    state, policy = slot.state, slot.policy
+    match event:
+        case Tick():
+            return _tick(slot, now)
+        case Start(person, cause):
+            return _start(slot, event, now, person, cause)
+        case Spawned() if state is State.LAUNCHING:
+            return _to(slot, State.LOADING, now, slot.cause, deadline=now + policy.start_s), ()
+        case SpawnFailed(fingerprint, cause) if state is State.LAUNCHING:
+            return _crash(slot, fingerprint, cause, now)
+        case Adopted(generation) if state is State.STOPPED:
+            # Whether it is ready, and with which weights, is learnt as after any start.
+            taken = replace(slot, generation=generation, rollouts=0, failing=None)
+            return _to(taken, State.LOADING, now, "found again", deadline=now + policy.start_s), ()
+        case Reached(reached) if state in STARTING and reached in _FORWARD:
+            if _FORWARD.index(reached) <= _FORWARD.index(state):
+                return slot, ()
+            return _to(slot, reached, now, slot.cause, deadline=slot.deadline), ()
+        case Ready(cause) if state is State.WARMING:
+            return _to(slot, State.STALE, now, cause, deadline=now + policy.stale_s), ()
+        case Awaits(cause) if state is State.STALE:
+            return replace(slot, cause=cause), ()
+        case Synced(version) if state is State.STALE:
+            return _to(slot, State.HEALTHY, now, f"holds weight version {version}"), ()
+        case Outdated(cause) if state in SERVING:
+            return _to(slot, State.STALE, now, cause, deadline=now + policy.stale_s), ()
+        case Doubt() | Trust() | Hang() if state in SERVING:
+            return _judge(slot, event, now)
+        case Released() if state in ANSWERING:
+            return _to(slot, State.OFFLOADED, now, "its memory is released to the trainer"), ()
+        case Resumed() if state is State.OFFLOADED:
+            return _to(slot, State.STALE, now, "resumed with empty memory", deadline=now + policy.stale_s), ()
+        case RolloutDone():
+            return _rollout(slot), ()
+        case NodeLost(node) if state in LIVE:
+            return _to(slot, State.LOST, now, f"node {node} does not answer"), (Action.ALARM,)
+        case NodeFound() if state is State.LOST:
+            # It was out of sight: it proves itself as one that was found again.
+            return _to(slot, State.LOADING, now, "its node is back", deadline=now + policy.start_s), ()
+        case GiveUp(cause) if state is State.LOST:
+            return _to(slot, State.RECLAIMING, now, cause, clean=False, deadline=now + policy.reclaim_s), (
+                Action.RECLAIM,
+            )
+        case _:
+            return _ending(slot, event, now)
+
+
+def _ending(slot: Slot, event: Event, now: float) -> Outcome:
+    """The events of the way down."""
+    state, policy = slot.state, slot.policy
+    match event:
+        case Stop(cause, drain) if state in ANSWERING and drain:
+            return _to(slot, State.DRAINING, now, cause, deadline=now + policy.drain_s), (Action.DRAIN,)
+        case Stop(cause, _) if state in ANSWERING | STARTING or state in (State.OFFLOADED, State.DRAINING):
+            return _terminate(slot, cause, now)
+        case Stop(cause, _) if state in (State.CRASHED, State.BACKOFF, State.QUARANTINED):
+            forgiven = replace(slot, failing=None, crashes=())
+            if slot.clean:
+                return _to(forgiven, State.STOPPED, now, cause), ()
+            return _to(forgiven, State.RECLAIMING, now, cause, deadline=now + policy.reclaim_s), (Action.RECLAIM,)
+        case Undrain(cause) if state is State.DRAINING:
+            # Weights may have moved on while it was out: it proves its version like everybody.
+            return _to(slot, State.STALE, now, cause, deadline=now + policy.stale_s), ()
+        case Drained(cause) if state is State.DRAINING:
+            return _terminate(slot, cause or slot.cause, now)
+        case Exited(fingerprint, cause) if state in (State.DRAINING, State.STOPPING):
+            if state is State.DRAINING:
+                slot = replace(slot, fingerprint=fingerprint)
+                reclaiming = _to(slot, State.RECLAIMING, now, f"ended while it was drained: {cause}", clean=False)
+                return replace(reclaiming, deadline=now + policy.reclaim_s), (Action.EVIDENCE, Action.RECLAIM)
+            reclaiming = _to(slot, State.RECLAIMING, now, slot.cause, clean=False, deadline=now + policy.reclaim_s)
+            return reclaiming, (Action.RECLAIM,)
+        case Exited(fingerprint, cause) if state in LIVE or state is State.LOST:
+            return _crash(slot, fingerprint, cause, now)
+        case Held(cause) if state in (State.RECLAIMING, State.CRASHED):
+            return replace(slot, cause=cause), ()
+        case Reclaimed() if state is State.RECLAIMING:
+            if slot.failing is not None:
+                return _after_crash(replace(slot, clean=True), slot.failing, now)
+            return _to(slot, State.STOPPED, now, slot.cause, clean=True), ()
+        case Reclaimed() if state is State.CRASHED and not slot.clean:
+            assert slot.failing is not None, "CRASHED is entered with the crash"
+            return _after_crash(replace(slot, clean=True), slot.failing, now)
+        case _:
+            raise IllegalTransition(slot, event)
+
+
+def _start(slot: Slot, event: Start, now: float, person: bool, cause: str) -> Outcome:
+    match slot.state:
+        case State.STOPPED:
+            pass
+        case State.BACKOFF if person or (slot.deadline is not None and now >= slot.deadline):
+            pass
+        case State.QUARANTINED if person:
+            pass
+        case State.CRASHED if person and slot.clean:
+            pass
+        case _:
+            raise IllegalTransition(slot, event)
+    automatic = slot.state is State.BACKOFF and not person
+    begun = replace(
+        slot,
+        generation=slot.generation + 1,
+        rollouts=0,
+        failing=None,
+        restarts=slot.restarts + automatic,
+        # A person who starts it knows of the crashes: the count begins anew.
+        crashes=() if person else slot.crashes,
+        fingerprint="" if person else slot.fingerprint,
+    )
+    return _to(begun, State.LAUNCHING, now, cause or slot.cause, deadline=now + slot.policy.launch_s), (Action.SPAWN,)
+
+
+def _judge(slot: Slot, event: Doubt | Trust | Hang, now: float) -> Outcome:
+    match event:
+        case Trust():
+            return (slot, ()) if slot.state is State.HEALTHY else (_to(slot, State.HEALTHY, now, "answers again"), ())
+        case Doubt(cause):
+            if slot.state is State.SUSPECT:
+                return replace(slot, cause=cause), ()
+            return _to(slot, State.SUSPECT, now, cause), ()
+        case Hang(cause):
+            if slot.policy.on_hang == "restart":
+                failing = Crash("hang", slot.rollouts, slot.generation)
+                ended, actions = _terminate(replace(slot, failing=failing, fingerprint="hang"), cause, now)
+                return ended, (Action.EVIDENCE, *actions)
+            if slot.state is State.SUSPECT and slot.escalated:
+                return replace(slot, cause=cause), ()
+            return replace(_to(slot, State.SUSPECT, now, cause), escalated=True), (Action.ALARM,)
+
+
+def _rollout(slot: Slot) -> Slot:
+    if slot.state not in LIVE:
+        return slot
+    counted = replace(slot, rollouts=slot.rollouts + 1)
+    # The fingerprints stay until flapping is ruled out.
+    settled = counted.rollouts > slot.policy.flap_rollouts and slot.state is State.HEALTHY
+    return replace(counted, crashes=()) if settled else counted
+
+
+def _tick(slot: Slot, now: float) -> Outcome:
+    """What a passed deadline means in each state."""
+    if slot.deadline is None or now < slot.deadline:
+        return slot, ()
+    policy, over = slot.policy, f"after {slot.deadline - slot.since:.0f} s"
+    match slot.state:
+        case State.LAUNCHING:
+            crashed, actions = _crash(slot, "launch-timeout", f"no process {over}", now)
+            return crashed, (Action.ABANDON_SPAWN, *actions)
+        case State.LOADING | State.CAPTURING | State.WARMING:
+            fingerprint = f"start-timeout:{slot.state}"
+            failing = Crash(fingerprint, slot.rollouts, slot.generation)
+            slot = replace(slot, failing=failing, fingerprint=fingerprint)
+            ended, actions = _terminate(slot, f"not ready {policy.start_s:.0f} s after its start", now)
+            return ended, (Action.ALARM, Action.EVIDENCE, *actions)
+        case State.DRAINING if not slot.escalated:
+            return replace(slot, escalated=True, deadline=now + policy.abort_s), (Action.ABORT,)
+        case State.DRAINING:
+            return _terminate(slot, slot.cause, now)
+        case State.STOPPING if not slot.escalated:
+            return replace(slot, escalated=True, deadline=now + policy.kill_s), (Action.KILL,)
+        case State.STOPPING:
+            # A process in an uninterruptible call ends when that returns; killing again costs nothing.
+            late = replace(slot, cause=f"SIGKILL did not end it {over}", deadline=now + policy.kill_s)
+            return late, (Action.ALARM, Action.KILL)
+        case State.BACKOFF:
+            return slot, ()  # the supervisor starts it, when no weight update is going on
+        case _ if not slot.escalated:
+            return replace(slot, escalated=True, deadline=None), (Action.ALARM,)
+        case _:
+            return replace(slot, deadline=None), ()
+
+
+def _terminate(slot: Slot, cause: str, now: float) -> Outcome:
+    return _to(slot, State.STOPPING, now, cause, deadline=now + slot.policy.term_s), (Action.TERMINATE,)
+
+
+def _crash(slot: Slot, fingerprint: str, cause: str, now: float) -> Outcome:
+    failing = Crash(fingerprint, slot.rollouts, slot.generation)
+    crashed = replace(slot, failing=failing, fingerprint=fingerprint)
+    actions = (Action.EVIDENCE, Action.RECLAIM, Action.ALARM)
+    return _to(crashed, State.CRASHED, now, cause, clean=False, deadline=now + slot.policy.reclaim_s), actions
+
+
+def _after_crash(slot: Slot, crash: Crash, now: float) -> Outcome:
+    """What follows once a crashed engine is cleared away: backoff, quarantine, or a person."""
+    policy = slot.policy
+    crashes = (*slot.crashes, crash)[-max(16, policy.flap_crashes) :]
+    slot = replace(slot, crashes=crashes, failing=None)
+    recent = crashes[-policy.flap_crashes :]
+    if len(recent) == policy.flap_crashes and _alike(recent) and _between(recent) <= policy.flap_rollouts:
+        why = f"{len(recent)} crashes with fingerprint {crash.fingerprint!r} in {_between(recent)} rollouts"
+        return _to(slot, State.QUARANTINED, now, why), (Action.ALARM,)
+    if policy.restart == "never":
+        return _to(slot, State.CRASHED, now, slot.cause), ()
+    wait = backoff(_strikes(crashes), policy)
+    return _to(slot, State.BACKOFF, now, slot.cause, deadline=now + wait), ()
+
+
+def backoff(strikes: int, policy: FleetPolicy) -> float:
+    """Seconds before the restart after the n-th crash in a row: `backoff_s`, doubling to `backoff_max_s`."""
+    wait = policy.backoff_s
+    for _ in range(strikes - 1):
+        if wait >= policy.backoff_max_s:
+            break
+        wait *= 2
+    return min(wait, policy.backoff_max_s)
+
+
+def _strikes(crashes: tuple[Crash, ...]) -> int:
+    """Crashes in a row: a generation that survived a rollout begins a new row."""
+    strikes = 0
+    for crash in reversed(crashes):
+        strikes += 1
+        if crash.rollouts:
+            break
+    return strikes
+
+
+def _alike(crashes: tuple[Crash, ...]) -> bool:
+    return len({crash.fingerprint for crash in crashes}) == 1
+
+
+def _between(crashes: tuple[Crash, ...]) -> int:
+    """Rollouts survived between the first and the last; what came before the first does not count."""
+    return sum(crash.rollouts for crash in crashes[1:])
+
+
+def _to(
+    slot: Slot, state: State, now: float, cause: str, *, deadline: float | None = None, clean: bool | None = None
+) -> Slot:
+    return replace(
+        slot,
+        state=state,
+        since=now,
+        cause=cause,
+        deadline=deadline,
+        escalated=False,
+        clean=slot.clean if clean is None else clean,
+    )
