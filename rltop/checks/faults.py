@@ -66,7 +66,7 @@ def _first_fault(obs: Observations) -> Fault | None:
     return Fault(
         event=first,
         owner=owner,
-        phase=_trainer_phase(obs, first) if owner == "trainer" else _engine_phase(obs, first),
+        phase=_trainer_phase(obs, first) if owner == "trainer" else engine_phase(obs, first),
         free_gb=number(free_at, "avail_gb") if free_at else None,
         free_at=free_at,
         kernel=_kernel(obs, first),
@@ -91,7 +91,7 @@ def _since_start(obs: Observations, first: LogEvent) -> float | None:
     return max(0.0, first.time - min(starts))
 
 
-def _engine_phase(obs: Observations, first: LogEvent) -> str:
+def engine_phase(obs: Observations, first: LogEvent) -> str:
     """capture, replay, load, first request after wake-up, prefill, decode, start-up or serving."""
     path = "\n".join(frames(first))
     if word(first, "phase") == "capture" or _CAPTURE.search(path):

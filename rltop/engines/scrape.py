@@ -49,7 +49,14 @@ class EngineStats:
     """Counter, of finished requests."""
     decode_tokens_total: float | None = None
     """Counter that moves while requests run: the one to take rates from. A decrease means a restart."""
+    prefill_tokens_total: float | None = None
+    """Counter of prompt tokens that were computed, as they are."""
     requests_total: float | None = None
+    paused: int | None = None
+    """Requests that a pause holds."""
+    active: int | None = None
+    """HTTP requests for tokens that wait for their answer. Counted by the server's front: it is right while the
+    scheduler, which counts `running`, hangs."""
     stand_in: bool = False
     """The engine says that it is rltop's CPU engine."""
 
@@ -135,7 +142,10 @@ def _with_metrics(stats: EngineStats, text: str) -> EngineStats:
         spec_accept_length=accepted or None,
         generation_tokens_total=total("generation_tokens_total"),
         decode_tokens_total=total("realtime_tokens_total", mode="decode"),
+        prefill_tokens_total=total("realtime_tokens_total", mode="prefill_compute"),
         requests_total=total("num_requests_total"),
+        paused=_as_int(total("num_paused_reqs")),
+        active=_active(values),
     )
 
 
@@ -162,7 +172,18 @@ _WANTED = (
     "generation_tokens_total",
     "realtime_tokens_total",
     "num_requests_total",
+    "num_paused_reqs",
+    "http_requests_active",
 )
+_TOKENS = ("/generate", "/v1/completions", "/v1/chat/completions")
+"""Paths that ask for tokens. `/health` asks for one too, but that is not work."""
+
+
+def _active(values: dict[str, list[tuple[dict[str, str], float]]]) -> int | None:
+    known = values.get("http_requests_active")
+    if known is None:
+        return None
+    return int(sum(value for labels, value in known if labels.get("endpoint") in _TOKENS))
 
 
 def read_metrics(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

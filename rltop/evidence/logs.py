@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rltop.checks.found import LogEvent, LogSource, Owner, Problem
@@ -181,11 +181,23 @@ class LogScan:
     """One pass over one log. `feed` any number of times, then `finish`; `so_far` is for a log that still grows.
 
     live: the newest lines count at once, those of which there are many too; fewer of these are kept then.
+    told: is called with each event as it is found (the lines of a traceback when it is over).
+    keep: first and newest events of one kind that are kept.
     """
 
-    def __init__(self, name: str, table: Table = TABLE, *, live: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: Table = TABLE,
+        *,
+        live: bool = False,
+        told: Callable[[LogEvent], None] | None = None,
+        keep: tuple[int, int] = EVENTS,
+    ) -> None:
         self._name = name
         self._live = live
+        self._told = told
+        self._most = keep
         self._table = table
         self._shapes: dict[bytes, Hits] = {}
         self._owner, self._rank, self._engine = owner_of_file(name)
@@ -476,9 +488,11 @@ class LogScan:
             self._owner = "engine"
         kept = self.taken.events.get(event.kind)
         if kept is None:
-            limits = LIVE_EVENTS if self._live and event.kind in _BULK_KINDS else EVENTS
+            limits = LIVE_EVENTS if self._live and event.kind in _BULK_KINDS else self._most
             kept = self.taken.events[event.kind] = FirstAndNewest(*limits)
         kept.append(event)
+        if self._told is not None:
+            self._told(event)
         self._count(event.kind, count)
 
     def _count(self, kind: str, by: int = 1) -> None:

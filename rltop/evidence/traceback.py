@@ -29,7 +29,8 @@ _CHAIN = re.compile(
     r"\s*(?:During handling of the above exception|The above exception was the direct cause|"
     r"The original cause of the)"
 )
-FRAME = re.compile(r'\s*File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
+FRAME = re.compile(r'\s*File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}|\?\?\?)(?:,? in (?P<function>.{1,200}))?')
+"""Of a traceback (`line 1, in f`), or of the stack that Python's fault handler dumps (`line 1 in f`)."""
 EXCEPTION = re.compile(
     r"(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Za-z_]\w*(?:Error|Exception|Interrupt|Failure|Failed|Died|Timeout)|"
     r"Exception|SystemExit)"
@@ -146,7 +147,9 @@ class Block:
         if len(self.frames) >= MOST_FRAMES:
             del self.frames[MOST_FRAMES // 2]
             self.left_out += 1
-        self.frames.append((frame["file"], int(frame["line"]), (frame["function"] or "").strip()))
+        self.frames.append(
+            (frame["file"], int(frame["line"]) if frame["line"].isdecimal() else 0, (frame["function"] or "").strip())
+        )
 
     def _exception(self, text: str) -> re.Match[str] | None:
         if found := EXCEPTION.match(text):

@@ -172,6 +172,11 @@ def _stage(line: Line) -> Mapping[str, object] | None:
     return None
 
 
+def _sigterm(line: Line) -> Mapping[str, object] | None:
+    """SGLang was told to end; it drains first."""
+    return of_engine(line) if "SIGTERM received" in line.text else None
+
+
 _TAGS = re.compile(r"tags?\s*[=:]\s*\[?(?P<tags>[^\]\n]*)\]?")
 
 
@@ -214,6 +219,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         ),
         _stage,
     ),
+    Recogniser("sigterm", ("SIGTERM received",), _sigterm),
     _memory_call("release"),
     _memory_call("resume"),
 )
