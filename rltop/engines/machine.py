@@ -38,6 +38,7 @@ from rltop.engines.states import (
     Exited,
     FleetPolicy,
     GiveUp,
+    Goal,
     Hang,
     Held,
     IllegalTransition,
@@ -70,8 +71,8 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
     """The slot after `event`, and what to do. Raises `IllegalTransition`."""
     state, policy = slot.state, slot.policy
     match event:
-        case Tick():
-            return _tick(slot, now)
+        case Tick(updating):
+            return (slot, ()) if updating and state is State.DRAINING else _tick(slot, now)
         case Start(person, cause):
             return _start(slot, event, now, person, cause)
         case Spawned() if state is State.LAUNCHING:
@@ -113,6 +114,36 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
             )
         case _:
             return _ending(slot, event, now)
+
+
+def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | None:
+    """The event that brings the slot nearer to its goal now; None: nothing to do, or it has to wait.
+
+    updating: a weight update is going on. Nothing is stopped or started in one: the trainer would hang in it.
+    """
+    state, outdated = slot.state, slot.generation < goal.generation
+    if updating and not (state is State.DRAINING and goal.run and not outdated):
+        return None
+    if not goal.run:
+        if state is State.LOST:
+            return GiveUp(goal.cause)
+        ended = state in (State.STOPPED, State.LAUNCHING, State.DRAINING, State.STOPPING, State.RECLAIMING)
+        return None if ended else Stop(goal.cause, goal.drain)
+    match state:
+        case State.STOPPED:
+            return Start(person=outdated, cause=goal.cause)
+        case State.BACKOFF if outdated or (slot.deadline is not None and now >= slot.deadline):
+            return Start(person=outdated, cause=goal.cause if outdated else "")
+        case State.CRASHED | State.QUARANTINED if outdated and slot.clean:
+            return Start(person=True, cause=goal.cause)
+        case State.LOST if outdated:
+            return GiveUp(goal.cause)
+        case State.DRAINING if not outdated:
+            return Undrain("its stop was called off")
+        case _ if outdated and (state in ANSWERING | STARTING or state is State.OFFLOADED):
+            return Stop(goal.cause, goal.drain)
+        case _:
+            return None
 
 
 def _ending(slot: Slot, event: Event, now: float) -> Outcome:

@@ -137,6 +137,18 @@ class Slot:
         return self.state in SERVING
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """What a slot should come to. Level-triggered: it holds until it is replaced."""
+
+    run: bool = False
+    generation: int = 0
+    """A process older than this number is to be replaced: it has other arguments, or a person asked for a new one."""
+    drain: bool = True
+    cause: str = ""
+    """What is said while a slot moves towards it."""
+
+
 # ---------------------------------------------------------------------- events
 
 
@@ -300,7 +312,9 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes."""
+    """Time passes. updating: a weight update is going on, in which nothing may be ended."""
+
+    updating: bool = False
 
 
 Event: TypeAlias = (
