@@ -106,5 +106,5 @@ async def test_the_cpu_engine_is_recognised_as_a_stand_in(engine: Engine) -> Non
         stats = await scrape("http://engine", http)
     assert stats.stand_in
     assert stats.problem == ""
-    assert (stats.running, stats.weight_version, stats.cuda_graph) == (0, "default", False)
+    assert (stats.running, stats.weight_version, stats.cuda_graph) == (0, "default", True)
     assert (stats.generation_tokens_total, stats.decode_tokens_total, stats.requests_total) == (5.0, 4.0, 1.0)

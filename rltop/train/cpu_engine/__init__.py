@@ -6,13 +6,14 @@ without a GPU. It is not SGLang and says so: in its first log line, in `/server_
 
     python -m rltop.train.cpu_engine --model-path DIR --port 0 --port-file FILE
 
-Layers, each importing only those before it: checkpoint (files), text (tokenizer), sampling (draws) -> model (forward
-pass) -> request (one sample's state) -> prompts, logprobs -> scheduler (the loop) -> generate, engine, answers ->
-control, server (endpoints) -> __main__ (process).
+Layers, each importing only those before it: effects, imitation, args (SGLang's arguments and what they visibly do),
+checkpoint (files), text (tokenizer), sampling (draws) -> model (forward pass) -> request (one sample's state) ->
+prompts, logprobs -> scheduler (the loop) -> generate, engine, answers -> control, server (endpoints) -> __main__
+(process).
 """
 
 MARKER = "rltop CPU engine, a stand-in for SGLang"
 """Carried by `/server_info`, `/model_info` and the first log line, so that nobody takes it for SGLang."""
 
 SPOKEN_API = "0.5.23"
-"""The SGLang version whose answers this engine imitates."""
+"""The SGLang version that this engine imitates unless told otherwise."""

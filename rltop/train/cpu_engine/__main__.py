@@ -27,11 +27,12 @@ import uvicorn.logging
 
 from rltop.engines.ports import bind
 from rltop.errors import RltopError
-from rltop.train.cpu_engine import MARKER, SPOKEN_API
+from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.args import EngineArgs, parse_args
 from rltop.train.cpu_engine.checkpoint import ModelConfig, read_config, read_weights
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.generate import RequestReader
+from rltop.train.cpu_engine.imitation import PREFILL_OFF
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.model import Qwen3
 from rltop.train.cpu_engine.request import Endings
@@ -50,8 +51,15 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     try:
         with closing(bind(args.host, args.port)) as listener, logging_to(sys.stdout, args.log_level):
-            args = replace(args, port=listener.getsockname()[1])
-            LOGGER.info("%s: its forward pass runs on the CPU, its HTTP API is that of SGLang %s", MARKER, SPOKEN_API)
+            args = with_port(args, listener.getsockname()[1])
+            LOGGER.info(
+                "%s: its forward pass runs on the CPU, its HTTP API, arguments and log lines are those of SGLang %s; "
+                "CUDA graphs, speculative decoding and all-to-all backends are only imitated",
+                MARKER,
+                args.sglang_version,
+            )
+            for remark in args.remarks:
+                LOGGER.warning("%s", remark)
             LOGGER.info("%s", args.log_form())
             return serve(build(args), listener)
     except RltopError as error:
@@ -88,22 +96,28 @@ def build(args: EngineArgs) -> Engine:
         per_side,
     )
     LOGGER.info("Memory pool end. avail mem=%.2f GB", _available_gb())
+    capture_lines(args)
     LOGGER.info(
-        "max_total_num_tokens=%d, chunked_prefill_size=-1, max_prefill_tokens=%d, max_running_requests=%d, "
-        "context_len=%d, available_cpu_mem=%.2f GB",
+        "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, max_running_requests=%d, "
+        "context_len=%d, available_%s_mem=%.2f GB",
         args.max_total_tokens,
-        args.max_total_tokens,
+        args.sglang["chunked_prefill_size"],
+        args.sglang["max_prefill_tokens"],
         args.max_running_requests,
         context_length,
+        "cpu" if args.sglang["device"] == "cpu" else "gpu",
         _available_gb(),
     )
     stats = Stats(args.max_total_tokens, args.max_running_requests, context_length)
+    if args.effects.draft_tokens:
+        stats.speculative = (args.sglang["speculative_num_steps"], args.effects.draft_tokens)
     own_eos = frozenset() if text.eos_token_id is None else frozenset({text.eos_token_id})
     limits = Limits(
         max_running_requests=args.max_running_requests,
         max_total_tokens=args.max_total_tokens,
         decode_log_interval=args.decode_log_interval,
         prompt_cache=not args.disable_radix_cache,
+        effects=args.effects,
     )
     live = LiveWeights(config, tensors, args.weight_version)
     endings = Endings(text, config.eos_token_ids | own_eos)
@@ -111,6 +125,39 @@ def build(args: EngineArgs) -> Engine:
     reader = RequestReader(text, context_length=context_length, vocab_size=config.vocab_size, seed=args.random_seed)
     startup_s = time.perf_counter() - began
     return Engine(args, scheduler, reader, _model_info(args, config), startup_s, model_path=str(args.model_path))
+
+
+def with_port(args: EngineArgs, port: int) -> EngineArgs:
+    """The arguments with the port that was bound."""
+    return replace(args, port=port, sglang=dict(args.sglang) | {"port": port})
+
+
+def capture_lines(args: EngineArgs) -> None:
+    """SGLang's log lines of CUDA graph capture, which takes the stand-in no time: there is nothing to capture."""
+    effects = args.effects
+    if effects.prefill.on:
+        _captured("prefill", f"backend={effects.prefill.backend}, num_tokens={list(effects.prefill.sizes)}")
+    else:
+        LOGGER.info("%s", PREFILL_OFF)
+    if not effects.decode.on:
+        return
+    tokens = max(1, effects.draft_tokens)
+    sizes = [size for size in effects.decode.sizes if size <= args.max_running_requests]
+    name = "verify" if effects.draft_tokens else "decode"
+    if args.modern:
+        _captured(name, f"backend={effects.decode.backend}, num_tokens_per_req={tokens}", f"bs={sizes}, ")
+    else:
+        _captured(name, f"backend={effects.decode.backend}, num_tokens_per_bs={tokens}, bs={sizes}")
+
+
+def _captured(name: str, begin: str, end: str = "") -> None:
+    LOGGER.info("Capture target %s CUDA graph begin. %s, avail mem=%.2f GB", name, begin, _available_gb())
+    LOGGER.info(
+        "Capture target %s CUDA graph end. %selapsed=0.00 s, mem usage=0.00 GB, avail mem=%.2f GB.",
+        name,
+        end,
+        _available_gb(),
+    )
 
 
 def serve(engine: Engine, listener: socket.socket) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rltop.train.cpu_engine.effects import Drafter
 from rltop.train.cpu_engine.model import Slab
 from rltop.train.cpu_engine.sampling import SamplingParams
 from rltop.train.cpu_engine.text import Text
@@ -47,6 +48,8 @@ class Sample:
     output: list[int] = field(default_factory=list)
     slab: Slab | None = None
     row: int = -1
+    drafter: Drafter | None = None
+    """Measures speculative decoding, where that is on."""
     cached_tokens: int = 0
     retractions: int = 0
     versions: list[tuple[str, int]] = field(default_factory=list)

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from rltop.train.cpu_engine.effects import Drafter, Effects
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.logprobs import note_prompt, note_token
 from rltop.train.cpu_engine.model import Qwen3, Slab, slab_length
@@ -45,6 +46,7 @@ class Limits:
     """KV positions reserved at the same time, and again as many in the prompt cache."""
     decode_log_interval: int
     prompt_cache: bool
+    effects: Effects = field(default_factory=Effects)
 
 
 @dataclass(slots=True)
@@ -313,8 +315,8 @@ class Scheduler:
             self._accept([sample for sample, _ in fresh], torch.stack([row for _, row in fresh]))
 
     def _record_prefill(self, samples: list[Sample], computed: int, cached: int, running: int, elapsed: float) -> None:
-        stats = self.stats
-        stats.prefill_passes = self._prompts.passes
+        stats, graph = self.stats, self._limits.effects.prefill.covers(computed)
+        stats.count_prefill(self._prompts.passes, graph=graph)
         stats.prefill_computed += computed
         stats.cached_tokens += cached
         stats.cache_hit_rate = cached / max(1, computed + cached)
@@ -327,6 +329,7 @@ class Scheduler:
                 usage=stats.token_usage,
                 running=running,
                 queued=stats.queued,
+                graph=graph,
                 throughput=computed / max(elapsed, 1e-9),
             )
         )
@@ -340,8 +343,7 @@ class Scheduler:
         ids[: len(samples)] = torch.tensor([sample.output[-1] for sample in samples])
         positions[: len(samples)] = torch.tensor([sample.tokens - 1 for sample in samples])
         logits = self._model.decode(self.live.packed, batch.slab, ids, positions)
-        self.stats.decode_passes += 1
-        self.stats.decode_tokens += len(samples)
+        self.stats.count_decode(len(samples), graph=self._limits.effects.decode.covers(len(samples)))
         self._tokens_since_log += len(samples)
         self._accept(samples, logits)
         if self.stats.decode_passes % self._limits.decode_log_interval == 0:
@@ -351,11 +353,16 @@ class Scheduler:
         now, stats = self._clock(), self.stats
         stats.gen_throughput = self._tokens_since_log / max(now - self._last_decode, 1e-9)
         self._last_decode, self._tokens_since_log = now, 0
+        draft_tokens = self._limits.effects.draft_tokens
+        if draft_tokens:
+            stats.measure_acceptance(draft_tokens)
         LOGGER.info(
             decode_line(
                 running=len(samples),
                 tokens=sum(sample.tokens for sample in samples),
                 usage=stats.token_usage,
+                accepted=(stats.spec_accept_length, stats.spec_accept_rate) if draft_tokens else None,
+                graph=self._limits.effects.decode.covers(len(samples)),
                 throughput=stats.gen_throughput,
                 queued=len(self._waiting),
             )
@@ -367,6 +374,8 @@ class Scheduler:
         now = self._wall()
         for row, sample in enumerate(samples):
             sample.output.append(drawn.tokens[row])
+            if self._limits.effects.draft_tokens:
+                self._measure_draft(sample)
             sample.first_token = sample.first_token or now
             note_token(sample, drawn, row, self._endings.text)
             finish = self._endings.check(sample)
@@ -375,6 +384,15 @@ class Scheduler:
                 self._finish(sample, finish)
             elif sample.streaming:
                 self._outbox.append((sample, answer(sample, self._endings, self.live.version, now=now)))
+
+    def _measure_draft(self, sample: Sample) -> None:
+        """Count the newest token towards the acceptance length."""
+        if sample.drafter is None:
+            earlier = sample.prompt + sample.output[:-1]
+            sample.drafter = Drafter(earlier, sample.output[-1], self._limits.effects.draft_tokens)
+        elif given := sample.drafter.saw(sample.output[-1]):
+            self.stats.verify_steps += 1
+            self.stats.verified_tokens += given
 
     # ------------------------------------------------------------------ endings
 

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rltop
-from rltop.train.cpu_engine import MARKER, SPOKEN_API, control
+from rltop.train.cpu_engine import MARKER, control
 from rltop.train.cpu_engine.answers import BadRequest, error_answer, error_object, json_answer, read_body, unknown_path
 from rltop.train.cpu_engine.args import EngineArgs
 from rltop.train.cpu_engine.engine import Engine
@@ -171,34 +171,45 @@ async def model_info(engine: Engine, request: Request) -> Response:
 
 
 async def server_info(engine: Engine, request: Request) -> Response:
-    """Settings plus live state."""
-    stats = engine.scheduler.stats
-    state = {
+    """Settings plus live state, as the imitated release lists them."""
+    stats, args = engine.scheduler.stats, engine.args
+    answer = dict(args.sglang) | {
+        "rltop_engine": MARKER,
+        "sglang_version": args.sglang_version,
+        "status": "ready" if engine.ready else "starting",
+        "max_total_num_tokens": stats.max_total_num_tokens,
+        "max_req_input_len": stats.context_length - 1,
+        "internal_states": [_internal_state(engine)],
+        "version": _version(engine),
+    }
+    if not args.modern:
+        answer["kv_events"] = None
+    else:
+        answer |= {"startup_time": {"scheduler_e2e": engine.startup_s}, "frontend": "python"}
+        answer["launch_command"] = args.launch_command
+    return json_answer(answer)
+
+
+def _internal_state(engine: Engine) -> dict[str, Any]:
+    stats, modern = engine.scheduler.stats, engine.args.modern
+    memory: dict[str, Any] = {"weight": engine.scheduler.live.gigabytes, "kvcache": 0.0}
+    memory["token_capacity"] = stats.max_total_num_tokens
+    memory |= {"graph": {"prefill": 0.0, "decode": 0.0}, "token_capacity_swa": None} if modern else {"graph": 0.0}
+    # 0.5.14 repeats every setting here.
+    state = {} if modern else dict(engine.args.sglang)
+    state |= {
         "last_gen_throughput": stats.gen_throughput,
-        "memory_usage": {
-            "weight": engine.scheduler.live.gigabytes,
-            "kvcache": 0.0,
-            "token_capacity": stats.max_total_num_tokens,
-            "token_capacity_swa": None,
-            "graph": {"prefill": 0.0, "decode": 0.0},
-        },
+        "memory_usage": memory,
         "effective_max_running_requests_per_dp": stats.max_running_requests,
     }
-    return json_answer(
-        engine.args.as_json()
-        | {
-            "rltop_engine": MARKER,
-            "tp_size": 1,
-            "dp_size": 1,
-            "pp_size": 1,
-            "status": "ready" if engine.ready else "starting",
-            "max_total_num_tokens": stats.max_total_num_tokens,
-            "max_req_input_len": stats.context_length - 1,
-            "startup_time": {"scheduler_e2e": engine.startup_s},
-            "internal_states": [state],
-            "version": f"{SPOKEN_API}+rltop.{rltop.__version__}",
-        }
-    )
+    if stats.speculative is not None:
+        state["avg_spec_accept_length"] = stats.verified_tokens / max(1, stats.verify_steps)
+    return state
+
+
+def _version(engine: Engine) -> str:
+    """SGLang's, marked as not SGLang's own."""
+    return f"{engine.args.sglang_version}+rltop.{rltop.__version__}"
 
 
 async def loads(engine: Engine, request: Request) -> Response:
@@ -206,7 +217,7 @@ async def loads(engine: Engine, request: Request) -> Response:
     return json_answer(
         {
             "timestamp": datetime.now(UTC).isoformat(),
-            "version": f"{SPOKEN_API}+rltop.{rltop.__version__}",
+            "version": _version(engine),
             "accelerator": None,
             "num_accelerators": 1,
             "loads": [{"timestamp": time.time()} | load_report(engine.scheduler.stats)],

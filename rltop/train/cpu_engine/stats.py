@@ -31,8 +31,23 @@ class Stats:
     cached_tokens: int = 0
     prefill_computed: int = 0
     prefill_passes: int = 0
+    prefill_graph_passes: int = 0
     decode_tokens: int = 0
     decode_passes: int = 0
+    decode_graph_passes: int = 0
+    last_pass_graph: bool = False
+    """Whether the last decode pass would have replayed a CUDA graph."""
+    speculative: tuple[int, int] | None = None
+    """(steps, draft tokens) with speculative decoding on."""
+    verify_steps: int = 0
+    verified_tokens: int = 0
+    """Tokens that the verify steps gave."""
+    spec_accept_length: float = 0.0
+    """Tokens per verify step, over the last log interval."""
+    spec_accept_rate: float = 0.0
+    """Accepted share of the drafted tokens, over the last log interval."""
+    measured: tuple[int, int] = (0, 0)
+    """(verify steps, tokens) when the acceptance was last measured."""
     requests: int = 0
     aborted: int = 0
     retractions: int = 0
@@ -46,23 +61,65 @@ class Stats:
         """Filled share of the KV pool."""
         return self.used_tokens / self.max_total_num_tokens
 
+    def count_prefill(self, passes: int, *, graph: bool) -> None:
+        """passes: forward passes so far. graph: whether a CUDA graph covers the latest batch."""
+        if graph:
+            self.prefill_graph_passes += passes - self.prefill_passes
+        self.prefill_passes = passes
+
+    def count_decode(self, tokens: int, *, graph: bool) -> None:
+        """One forward pass over as many samples as it gave tokens."""
+        self.decode_passes += 1
+        self.decode_graph_passes += graph
+        self.decode_tokens += tokens
+        self.last_pass_graph = graph
+
+    def measure_acceptance(self, draft_tokens: int) -> None:
+        """SGLang's two numbers, over what came since the last call; unchanged while no verify step ended."""
+        steps, tokens = self.verify_steps - self.measured[0], self.verified_tokens - self.measured[1]
+        if steps:
+            self.measured = (self.verify_steps, self.verified_tokens)
+            self.spec_accept_length = tokens / steps
+            self.spec_accept_rate = (self.spec_accept_length - 1) / max(1, draft_tokens - 1)
+
 
 def prefill_line(
-    *, sequences: int, computed: int, cached: int, usage: float, running: int, queued: int, throughput: float
+    *,
+    sequences: int,
+    computed: int,
+    cached: int,
+    usage: float,
+    running: int,
+    queued: int,
+    graph: bool,
+    throughput: float,
 ) -> str:
     """SGLang's line for a prefill batch. Throughput in tokens per second."""
     return (
         f"Prefill batch, #new-seq: {sequences}, #new-token: {computed}, #cached-token: {cached}, "
         f"token usage: {usage:.2f}, #running-req: {running}, #queue-req: {queued}, #pending-token: 0, "
-        f"cuda graph: False, input throughput (token/s): {throughput:.2f}"
+        f"cuda graph: {graph}, input throughput (token/s): {throughput:.2f}"
     )
 
 
-def decode_line(*, running: int, tokens: int, usage: float, throughput: float, queued: int) -> str:
-    """SGLang's line for a decode batch, one per `--decode-log-interval` steps."""
+def decode_line(
+    *,
+    running: int,
+    tokens: int,
+    usage: float,
+    accepted: tuple[float, float] | None,
+    graph: bool,
+    throughput: float,
+    queued: int,
+) -> str:
+    """SGLang's line for a decode batch, one per `--decode-log-interval` steps.
+
+    accepted: (length, rate) with speculative decoding on.
+    """
+    speculative = "" if accepted is None else f"accept len: {accepted[0]:.2f}, accept rate: {accepted[1]:.2f}, "
     return (
         f"Decode batch, #running-req: {running}, #token: {tokens}, token usage: {usage:.2f}, "
-        f"cuda graph: False, gen throughput (token/s): {throughput:.2f}, #queue-req: {queued}"
+        f"{speculative}cuda graph: {graph}, gen throughput (token/s): {throughput:.2f}, #queue-req: {queued}"
     )
 
 
@@ -95,9 +152,10 @@ def _families(stats: Stats, model_name: str) -> Iterator[tuple[str, Literal["gau
         ("gen_throughput", "Generated tokens per second over the last log interval.", stats.gen_throughput),
         ("cache_hit_rate", "Prompt cache hit rate of the last prefill.", stats.cache_hit_rate),
         ("utilization", "Running requests over the most that may run.", stats.running / stats.max_running_requests),
-        ("is_cuda_graph", "Always 0: there is no CUDA here.", 0),
-        ("spec_accept_length", "Always 0: there is no speculative decoding here.", 0),
-        ("spec_accept_rate", "Always 0: there is no speculative decoding here.", 0),
+        ("is_cuda_graph", "Imitated: a CUDA graph would cover the last decode batch.", stats.last_pass_graph),
+        ("spec_accept_length", "Imitated: tokens per verify step of an n-gram drafter.", stats.spec_accept_length),
+        ("spec_accept_rate", "Imitated: accepted share of the drafted tokens.", stats.spec_accept_rate),
+        *_speculative(stats),
         ("max_total_num_tokens", "Tokens that the KV pool may hold.", stats.max_total_num_tokens),
         ("page_size", "Tokens per KV page.", 1),
         ("num_pages", "KV pages.", stats.max_total_num_tokens),
@@ -115,10 +173,12 @@ def _families(stats: Stats, model_name: str) -> Iterator[tuple[str, Literal["gau
     yield (
         "cuda_graph_passes_total",
         "counter",
-        "Forward passes; none used a CUDA graph.",
+        "Forward passes, by whether a CUDA graph would have covered the batch. Imitated.",
         [
-            (ranks | {"mode": "prefill_none"}, stats.prefill_passes),
-            (ranks | {"mode": "decode_none"}, stats.decode_passes),
+            (ranks | {"mode": "prefill_cuda_graph"}, stats.prefill_graph_passes),
+            (ranks | {"mode": "prefill_none"}, stats.prefill_passes - stats.prefill_graph_passes),
+            (ranks | {"mode": "decode_cuda_graph"}, stats.decode_graph_passes),
+            (ranks | {"mode": "decode_none"}, stats.decode_passes - stats.decode_graph_passes),
         ],
     )
     yield (
@@ -133,6 +193,7 @@ def _families(stats: Stats, model_name: str) -> Iterator[tuple[str, Literal["gau
         ("num_requests_total", "Finished requests.", stats.requests),
         ("num_aborted_requests_total", "Aborted requests.", stats.aborted),
         ("num_retracted_requests_total", "Requests sent back to the queue.", stats.retractions),
+        *((("spec_verify_calls_total", "Imitated: verify steps.", stats.verify_steps),) if stats.speculative else ()),
     ):
         yield name, "counter", text, [(front, value)]
     yield (
@@ -141,6 +202,16 @@ def _families(stats: Stats, model_name: str) -> Iterator[tuple[str, Literal["gau
         "HTTP requests by endpoint and method.",
         [({"endpoint": path, "method": verb}, count) for (path, verb), count in list(stats.http_requests.items())],
     )
+
+
+def _speculative(stats: Stats) -> list[tuple[str, str, int]]:
+    if stats.speculative is None:
+        return []
+    steps, drafted = stats.speculative
+    return [
+        ("spec_num_steps", "Draft steps per verify step.", steps),
+        ("spec_num_draft_tokens", "Tokens verified per step.", drafted),
+    ]
 
 
 def load_report(stats: Stats) -> dict[str, Any]:
