@@ -1,0 +1,131 @@
+"""The planner against bugs whose culprit is known; time is counted, not waited for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rltop.bisect.belief import Trial
+from rltop.bisect.planner import Budget, Planner, Running, Verdict
+from rltop.bisect.space import space
+
+TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "deepep", "prefill_graph")
+SPACE = space(TOGGLES)
+FAR = 1e9
+
+
+def hunt(
+    culprit: frozenset[str] | None, *, seed: int, mean_min: float = 12.0, engines: int = 1, budget_min: float = 6000.0
+) -> tuple[Verdict, float, list[int]]:
+    """Play a bisection: (verdict, minutes, arms in their order). culprit None: it never crashes again."""
+    draw = random.Random(seed)
+    planner = Planner(SPACE, Budget(minutes=budget_min), seed=seed)
+    needed = None if culprit is None else SPACE.mask(culprit)
+    trials = [Trial(SPACE.all_on, draw.expovariate(1 / mean_min), crashed=True)]
+    arms: list[int] = []
+    now, live = 0.0, dict[int, tuple[int, float, float, float]]()
+    while True:
+        running = [Running(str(at), arm, max(0.0, now - began)) for at, (arm, began, _, _) in live.items()]
+        verdict = planner.verdict(trials, running, minutes=now)
+        if verdict.state != "open":
+            return verdict, now, arms
+        for engine in range(engines):
+            one = live.get(engine)
+            if one is not None and one[3] > now:
+                continue
+            others = [Running(str(at), arm, max(0.0, now - began)) for at, (arm, began, _, _) in live.items()]
+            then = planner.choose(trials, others, engine=str(engine))
+            if one is not None and one[0] == then.arm:
+                live[engine] = (*one[:3], now + then.minutes)
+                continue
+            if one is not None:
+                trials.append(Trial(one[0], now - one[1], crashed=False))
+            began = now + planner.budget.restart_min
+            can = needed is not None and then.arm & needed == needed
+            live[engine] = (
+                then.arm,
+                began,
+                began + draw.expovariate(1 / mean_min) if can else FAR,
+                began + then.minutes,
+            )
+            arms.append(then.arm)
+        engine, now = min(((at, min(one[2], one[3])) for at, one in live.items()), key=lambda pair: pair[1])
+        arm, began, crash, _ = live[engine]
+        if crash <= now:
+            trials.append(Trial(arm, crash - began, crashed=True))
+            del live[engine]
+
+
+@pytest.mark.parametrize(
+    "culprit",
+    [
+        {"cuda_graph"},
+        {"prefill_graph"},
+        {"cuda_graph", "speculative"},
+        {"overlap_schedule", "deepep"},
+        {"cuda_graph", "speculative", "overlap_schedule"},
+        set[str](),
+    ],
+    ids=lambda names: " x ".join(sorted(names)) or "none",
+)
+def test_it_names_the_culprit(culprit: set[str]) -> None:
+    verdicts = [hunt(frozenset(culprit), seed=seed)[0] for seed in range(6)]
+    right = sum(verdict.culprit == SPACE.mask(culprit) for verdict in verdicts)
+    assert right >= 5, [(verdict.state, verdict.text) for verdict in verdicts]
+    assert all(verdict.state == ("found" if culprit else "none") for verdict in verdicts if verdict.probability)
+
+
+def test_more_engines_take_less_time() -> None:
+    minutes = {
+        engines: sum(hunt(frozenset({"speculative"}), seed=seed, engines=engines)[1] for seed in range(8))
+        for engines in (1, 4)
+    }
+    assert minutes[4] < 0.6 * minutes[1]
+
+
+def test_the_same_seed_plans_the_same() -> None:
+    first = hunt(frozenset({"deepep"}), seed=3)
+    assert hunt(frozenset({"deepep"}), seed=3) == first
+
+
+def test_a_crash_that_never_comes_again_ends_with_the_budget_and_no_name() -> None:
+    verdict, minutes, _ = hunt(None, seed=1, budget_min=600.0)
+    assert verdict.state in ("budget", "not-separable")
+    assert verdict.culprit is None
+    assert minutes >= 600.0 or verdict.state == "not-separable"
+
+
+def test_a_toggle_that_can_not_be_turned_off_is_on_in_every_arm() -> None:
+    deepep = SPACE.mask({"deepep"})
+    planner = Planner(SPACE, fixed=deepep)
+    assert all(arm & deepep for arm in planner.arms())
+
+
+def test_what_goes_off_together_is_off_together_in_every_arm() -> None:
+    deepep, graph = SPACE.mask({"deepep"}), SPACE.mask({"cuda_graph"})
+    planner = Planner(SPACE, together={deepep: graph})
+    assert all(arm & deepep or not arm & graph for arm in planner.arms())
+
+
+def test_it_goes_on_with_a_trial_rather_than_pay_for_the_same_one_again() -> None:
+    planner = Planner(SPACE, Budget(restart_min=30.0))
+    trials = [Trial(SPACE.all_on, 10.0, crashed=True)]
+    first = planner.choose(trials)
+    again = planner.choose(trials, [Running("0", first.arm, 1.0)], engine="0")
+    assert again.arm == first.arm
+    assert again.why.startswith("go on")
+
+
+def test_a_named_culprit_has_to_crash_alone() -> None:
+    """However sure the belief is: the last crash is what a person will ask for."""
+    graph = SPACE.mask({"cuda_graph"})
+    rest = SPACE.all_on & ~graph
+    trials = [Trial(SPACE.all_on, 5.0, crashed=True)] * 4 + [Trial(rest, 300.0, crashed=False)]
+    trials += [Trial(SPACE.all_on & ~SPACE.mask({name}), 6.0, crashed=True) for name in TOGGLES[1:]]
+    planner = Planner(SPACE)
+    assert planner.verdict(trials).state == "open"
+    then = planner.choose(trials)
+    assert then.arm == graph
+    assert "has to crash" in then.why
+    assert planner.verdict([*trials, Trial(graph, 6.0, crashed=True)]).state == "found"
