@@ -1,7 +1,7 @@
 """The trainer process that the daemon starts: its own session, its own log, and an end that leaves nothing behind.
 
 It lives in its own session, so a daemon that is killed does not take it along (the next daemon adopts it); a daemon
-that stops in good order stops it first. Between the two stands a keeper (`rltop.daemon.keeper`), which leaves in
+that stops in good order stops it first. Between the two stands a keeper (`rltop.engines.keeper`), which leaves in
 `trainer.json` who the trainer is and how it ended, also while no daemon is there. A process is taken for the trainer
 only when pid, start time and marker all agree: a pid that was given to somebody else is never touched.
 
@@ -27,10 +27,12 @@ from typing import Any
 
 import psutil
 
-from rltop.daemon import keeper
-from rltop.daemon.keeper import MARKER, birth
+from rltop.engines import keeper
+from rltop.engines.keeper import birth
 from rltop.errors import RltopError
 
+MARKER = "RLTOP_JOB"
+"""Environment variable of the trainer and whatever it starts."""
 POLL_S = 0.1
 TERM_S = 8.0
 LAST_LINES_BYTES = 4000
@@ -186,7 +188,8 @@ def start_trainer(argv: Sequence[str], *, run_dir: Path, env: Mapping[str, str],
     where = argv[0] if argv else "trainer"
     reader, writer = os.pipe()
     try:
-        child = _start_keeper([str(run_dir / RECORD), marker, *argv], run_dir / "trainer.log", env, writer)
+        order = {"record": str(run_dir / RECORD), "variable": MARKER, "marker": marker}
+        child = _start_keeper([json.dumps(order), *argv], run_dir / "trainer.log", env, writer)
     except (OSError, ValueError) as error:
         os.close(reader)
         raise RltopError("cannot start the trainer", where=where, why=str(error), exit_code=1) from error

@@ -26,15 +26,13 @@ import httpx
 import psutil
 
 from rltop.engines import ports
+from rltop.engines.launcher import MARKER
 from rltop.errors import RltopError
 
 READY_LINE = "The server is fired up and ready to roll!"
 """Printed by SGLang, and by the CPU engine, once requests are served."""
 
 LOG_TAIL_LINES = 20
-
-MARKER = "RLTOP_ENGINE"
-"""Environment variable `<run>/<id>/<generation>`."""
 
 POLL_S = 0.05
 

@@ -1,4 +1,4 @@
-"""TCP ports: take one now, or say who has it."""
+"""TCP ports: take one now, keep one for a slow starter, or say who has it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import socket
 import psutil
 
 from rltop.errors import RltopError
+
+RESERVED = range(20000, 32700, 700)
+"""Ports for SGLang servers of one machine, below the numbers that systems give to connections. 700 apart, because a
+server may use ports above its own (data parallelism: from 233 above on)."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -32,6 +36,27 @@ def bind(host: str, port: int) -> socket.socket:
             ) from error
         raise RltopError("cannot bind the address", where=f"{host}:{port}", why=str(error)) from error
     return listener
+
+
+def reserve(host: str) -> socket.socket:
+    """A socket bound to a free port for a server that will bind the same port in minutes, with SO_REUSEADDR.
+
+    As long as it is open and does not listen, nobody who asks for an unused port gets this one: not the next call
+    here, of whichever process, and no connection of the system. The server is let in.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in (*RESERVED, 0):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((host, port))  # without SO_REUSEADDR: a port that is reserved or still cooling is passed over
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise RltopError("cannot bind the address", where=f"{host}:{port}", why=str(error)) from error
+            continue
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return listener
+    raise RltopError("no free port", where=host, why="the system has none left")
 
 
 def holder(port: int) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rltop.daemon.keeper import MARKER, birth
 from rltop.daemon.trainer_job import (
+    MARKER,
     TrainerJob,
     TrainerRecord,
     adopt_trainer,
@@ -23,6 +23,7 @@ from rltop.daemon.trainer_job import (
     read_record,
     start_trainer,
 )
+from rltop.engines.keeper import birth
 from rltop.errors import RltopError
 from tests.daemon.util import wait_for
 

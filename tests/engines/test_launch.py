@@ -15,7 +15,8 @@ import pytest
 
 from rltop.engines import ports
 from rltop.engines.client import EngineClient
-from rltop.engines.launch import MARKER, READY_LINE, EngineSpec, launch_engine, tail
+from rltop.engines.launch import READY_LINE, EngineSpec, launch_engine, tail
+from rltop.engines.launcher import MARKER
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.__main__ import main
 from tests.engines.contract import PROMPT

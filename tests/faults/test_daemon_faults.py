@@ -20,8 +20,7 @@ from rltop import runs
 from rltop.client import local_client
 from rltop.daemon import schema, spawn
 from rltop.daemon.journal import Journal
-from rltop.daemon.keeper import MARKER
-from rltop.daemon.trainer_job import RECORD
+from rltop.daemon.trainer_job import MARKER, RECORD
 from tests.daemon.util import Viewer, real_daemon, wait_for
 from tests.faults.table import Row
 from tests.faults.world import Trainer, alive, journal_events, journal_message, kill, kill_daemon, missing, seen

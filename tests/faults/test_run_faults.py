@@ -14,8 +14,7 @@ import pytest
 
 from rltop import runs
 from rltop.cli.main import main
-from rltop.daemon.keeper import MARKER
-from rltop.daemon.trainer_job import RECORD, read_record
+from rltop.daemon.trainer_job import MARKER, RECORD, read_record
 from tests.daemon.util import Viewer, real_daemon, wait_for
 from tests.faults.table import Row
 from tests.faults.world import Trainer, alive, kill, missing, seen
