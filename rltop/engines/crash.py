@@ -378,10 +378,9 @@ _SIGNALS = {-9: "killed (SIGKILL)", -11: "ended by a segmentation fault", -6: "a
 def _child(event: LogEvent) -> str:
     code = whole(event, "code")
     if code is None:
-        return "A process of the engine died without a word"
+        return "A process of the engine died"
     how = _SIGNALS.get(code, f"ended with status {code}")
-    text = f"A process of the engine was {how}" if code in _SIGNALS else f"A process of the engine {how}"
-    return text + " and left no error"
+    return f"A process of the engine was {how}" if code in _SIGNALS else f"A process of the engine {how}"
 
 
 def _told(event: LogEvent, kind: str) -> str:
@@ -389,7 +388,7 @@ def _told(event: LogEvent, kind: str) -> str:
     if event.kind in ("traceback", "oom", "ended") and kind not in ("released",):
         own = word(event, "message") or word(event, "what") or event.text
         return f": {brief(own, 160)}."
-    return "."
+    return ", and left no error." if kind == "child" else "."
 
 
 def _noticed(event: LogEvent) -> str:

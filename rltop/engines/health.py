@@ -334,7 +334,7 @@ class EngineHealth:
         elif (compiler := self._compiler()) and still < limits.compile_s:
             why = f"no token for {span(still)}: it compiles a kernel ({compiler} runs below it){self._ngram()}"
         elif still < self._patience(moved):
-            why = f"no token for {span(still)} ({work})" + (self._ngram() if self._decoded is None else "")
+            why = f"no token for {span(still)} ({work}){self._ngram()}"
         else:
             why = f"hung: no token for {span(still)} with {work}{self._answers()}"
             self._say("progress", False, why, now)

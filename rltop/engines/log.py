@@ -26,6 +26,8 @@ from rltop.evidence.pieces import Splitter
 
 KEPT = (100, 300)
 """First and newest events of one kind: a hundred tracebacks say no more than ten thousand."""
+CHUNK = 64 << 10
+"""Bytes of one `feed` that an event loop can bear: some 15 ms of the densest log."""
 SUSPECTS = (64, 64)
 """Faults that may be the first one, and the newest."""
 
@@ -98,8 +100,8 @@ class Batch:
 
 @dataclass(slots=True)
 class EngineLog:
-    """Follows one engine's log. Not thread-safe; `feed` and `quiet` are cheap enough for an event loop at the rate at
-    which an engine writes (some 100,000 lines a second)."""
+    """Follows one engine's log. Not thread-safe. Some 30,000 lines a second: what an engine writes is nothing, but the
+    whole log of a long run (after an adoption) is fed in pieces of at most `CHUNK` bytes between other work."""
 
     name: str = "stdout.log"
     """How the log is called in evidence lines."""
