@@ -116,7 +116,9 @@ class EngineHealth:
     _stats: EngineStats | None = None
     _unreachable_since: float | None = None
     _work_since: float | None = None
-    """Since when there was work without a break."""
+    """Since when there was work without a break; in the future where the gauges may be old."""
+    _guessed: bool = False
+    """Only the gauges say so."""
     _decoded: float | None = None
     """When the last token was decoded, or a request ended."""
     _prefilled: float | None = None
@@ -262,8 +264,11 @@ class EngineHealth:
         the HTTP side does not count (older versions, `active` is None), else after they had time to be refreshed."""
         if stats.active or (stats.active is None and (stats.running or stats.queued)):
             self._work_since = now if self._work_since is None else min(self._work_since, now)
+            self._guessed = False
         elif stats.running or stats.queued:
-            self._work_since = now + IDLE_REFRESH_S if self._work_since is None else self._work_since
+            if self._work_since is None or not self._guessed:
+                self._work_since = now + IDLE_REFRESH_S
+            self._guessed = True
         else:
             self._work_since = None
 

@@ -113,8 +113,7 @@ def test_it_does_not_matter_how_the_bytes_are_cut(name: str, seed: int) -> None:
         at += size
         assert cut.offset == min(at, len(data))
     parts += cut.quiet(2.0)
-    told = lambda found: [(n.kind, n.what, n.line, n.text) for n in found]  # noqa: E731
-    assert told(parts) == told(news)
+    assert [(n.kind, n.what, n.line, n.text) for n in parts] == [(n.kind, n.what, n.line, n.text) for n in news]
     assert cut.crash(exit_code=-9) == whole.crash(exit_code=-9)
     assert cut.stage == whole.stage
 
