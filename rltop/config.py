@@ -25,6 +25,12 @@
     [checks.thresholds]
     gap_warn = 0.05
 
+    [engines]                # how the daemon keeps the engines; with rltop's own trainer they are its by default
+    keep_serving = 1
+    restart = "auto"         # or "never"
+    model_path = "/models/m" # without [trainer]: engines alone
+    count = 2
+
 Every error names the line.
 """
 
@@ -41,7 +47,7 @@ from rltop.checks.thresholds import override
 from rltop.errors import RltopError
 from rltop.keys import parse_listen
 
-TABLES = ("run", "trainer", "env", "ingest", "checks")
+TABLES = ("run", "trainer", "env", "ingest", "checks", "engines")
 PASSED_ON = "sglang_"
 """Keys that start so are not checked here: they are SGLang's own flags."""
 
@@ -62,6 +68,10 @@ class UpConfig:
     """HOST:PORT where records from other machines are taken; empty: nowhere."""
     checks: dict[str, Any] = field(default_factory=dict)
     """`on_fail`, `webhook`, `notify`, `thresholds`, as far as given."""
+    engines: dict[str, Any] | None = None
+    """`[engines]` as given; None: there is no such table."""
+    trainer: bool = True
+    """Whether there is a trainer; else the run is engines alone."""
 
 
 def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig:
@@ -77,13 +87,25 @@ def parse_up(text: str, *, where: str, trainer_flags: Sequence[str]) -> UpConfig
         raise RltopError("not TOML", where=f"{where}:{at[1]}" if at else where, why=str(error)) from None
     place = Place(where, text)
     _only_known(tables, place)
-    run, trainer, env, ingest, checks = (tables.get(name, {}) for name in TABLES)
+    run, trainer, env, ingest, checks, engines = (tables.get(name, {}) for name in TABLES)
     place.only("run", run, ("name",))
     name = run.get("name")
     if name is not None and not isinstance(name, str):
         raise place.wrong("run", "name", "a string")
-    command, flags, lines = _trainer(trainer, place, trainer_flags)
-    return UpConfig(name, command, flags, _env(env, place), lines, _ingest(ingest, place), _checks(checks, place))
+    alone = "trainer" not in tables and "model_path" in engines
+    command, flags, lines = ((), (), {}) if alone else _trainer(trainer, place, trainer_flags)
+    lines |= {f"engines.{key}": place.line("engines", key) for key in engines}
+    return UpConfig(
+        name,
+        command,
+        flags,
+        _env(env, place),
+        lines,
+        _ingest(ingest, place),
+        _checks(checks, place),
+        _engines(engines, place, flags=bool(flags)) if "engines" in tables else None,
+        not alone,
+    )
 
 
 def _trainer(
@@ -97,7 +119,9 @@ def _trainer(
         return tuple(command), (), {"command": place.line("trainer", "command")}
     if not table:
         raise RltopError(
-            "there is no trainer to start", where=place.where, do="add [trainer] with its flags or a command"
+            "there is no trainer to start",
+            where=place.where,
+            do="add [trainer] with its flags or a command, or [engines] with a model_path for engines alone",
         )
     names = [flag.removeprefix("--").replace("-", "_") for flag in known]
     flags: list[str] = []
@@ -147,6 +171,54 @@ def _ingest(table: Mapping[str, Any], place: Place) -> str:
                 "not an address to listen at", where=f"{place.where}:{place.line('ingest', 'tcp')}", why=str(error)
             ) from None
     return listen
+
+
+KEEPING = ("keep_serving", "restart", "on_hang", "drain_s", "start_s", "launcher", "ray_address")
+"""Keys of `[engines]` that say how engines are kept."""
+STARTING = ("kind", "model_path", "count", "port", "args", "env", "python")
+"""Keys of `[engines]` that say which engines the daemon starts by itself."""
+_WORDS = {
+    "restart": ("auto", "never"),
+    "on_hang": ("alarm", "restart"),
+    "launcher": ("local", "ray"),
+    "kind": ("sglang", "cpu"),
+}
+
+
+def _engines(table: Mapping[str, Any], place: Place, *, flags: bool) -> dict[str, Any]:
+    """flags: the run has rltop's own trainer, which says itself which engines it wants."""
+    place.only("engines", table, (*KEEPING, *STARTING))
+    for key, value in table.items():
+        if flags and key in STARTING:
+            why = "rltop's own trainer says which engines it wants: --rollout-num-engines, --sglang-…, --engine-…"
+            raise RltopError(f"{key} is for a run without [trainer]", where=place.at("engines", key), why=why)
+        if (expected := _wrong(key, value)) is not None:
+            raise place.wrong("engines", key, expected)
+    if "model_path" not in table and (stray := next((key for key in table if key in STARTING), None)):
+        why = "the daemon starts engines of its own only when it knows their model"
+        raise RltopError(f"{stray} without model_path", where=place.at("engines", stray), why=why)
+    return dict(table)
+
+
+def _wrong(key: str, value: Any) -> str | None:
+    """What a value should have been; None: it is right."""
+    match key:
+        case "keep_serving" | "count" | "port":
+            least = 1 if key == "count" else 0
+            right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            return None if right else f"a whole number from {least} on"
+        case "drain_s" | "start_s":
+            right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+            return None if right else "a number of seconds above 0"
+        case "args":
+            return None if _is_strings(value) else "a list of strings, as on SGLang's command line"
+        case "env":
+            right = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+            return None if right else 'a table of strings: write "0", not 0'
+        case _ if key in _WORDS:
+            return None if value in _WORDS[key] else " or ".join(f'"{word}"' for word in _WORDS[key])
+        case _:
+            return None if isinstance(value, str) and value else "a string"
 
 
 def parse_checks(text: str, *, where: str) -> dict[str, Any]:
@@ -207,11 +279,15 @@ class Place:
         for number, line in enumerate(self.text.splitlines(), 1):
             if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
                 current = header[1].strip("\"'")
-                if not table and current.split(".")[0] == key:
+                if (not table and current.split(".")[0] == key) or (table and current == f"{table}.{key}"):
                     return number
             elif (current == table and pattern.match(line)) or (not current and table and dotted.match(line)):
                 return number
         return 1
+
+    def at(self, table: str, key: str) -> str:
+        """`file:line` of a key."""
+        return f"{self.where}:{self.line(table, key)}"
 
     def only(self, table: str, values: Mapping[str, Any], known: Iterable[str], why: str = "") -> None:
         """Raise for the first key of `values` that is not in `known`."""

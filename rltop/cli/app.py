@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from rltop.cli.engine_app import engine_app
 from rltop.errors import RltopError
 
 # Typer brings its own copy of click since 0.2x, and click itself before: take the class from what it exports.
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(engine_app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout (docs/cli.md has the schema).")]
 RemoteRltop = Annotated[
@@ -160,6 +162,43 @@ def up(
     from rltop.cli.up import up as run_up
 
     return run_up(config, name=name, as_json=as_json, ingest_tcp=ingest_tcp)
+
+
+@app.command()
+def watch(
+    engine: Annotated[
+        list[str] | None, typer.Option("--engine", metavar="URL", help="An SGLang server; may be repeated.")
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Flush, pause, continue and profile from the dashboard.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the daemon going when the dashboard is left.")] = False,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No dashboard: print the run's name and return.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    as_json: Json = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Only ASCII characters on the screen.")] = False,
+) -> int:
+    """The dashboard over engines that others run.
+
+    Reads only, except for what SGLang's HTTP API allows (--control). Nothing that others run is started or stopped.
+    """
+    from rltop.cli.watch import watch as run_watch
+
+    if as_json and not headless:
+        raise RltopError("--json goes with --headless", where="watch", do="rltop watch --engine URL --headless --json")
+    if not engine:
+        raise RltopError("say which engines", where="watch", do="rltop watch --engine http://host:30000")
+    return run_watch(
+        engine,
+        name=name,
+        control=control,
+        keep=keep,
+        headless=headless,
+        as_json=as_json,
+        ascii_only=ascii_only,
+    )
 
 
 @app.command()

@@ -66,6 +66,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                     "file": str(path.absolute()),
                     "env": sorted(config.env),  # names only: values may be secrets
                     "checks": checks,
+                    **({} if config.engines is None else {"engines": config.engines}),
                 },
             )
             keep(run)
@@ -107,6 +108,8 @@ def _whole_or_nothing() -> Iterator[Callable[[RunInfo | None], None]]:
 
 def trainer_command(config: UpConfig, where: str) -> list[str]:
     """argv of the trainer; the flags of `rltop train` are checked first, so that a mistake names its line."""
+    if not config.trainer:
+        return []
     if config.command:
         return [_program(config, where), *config.command[1:]]
     from rltop.train.arguments import TrainConfig, parse_args

@@ -18,14 +18,15 @@ from rltop import runs
 from rltop.checks.known import KnownCrash
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.daemon.app import DaemonOptions, serve
+from rltop.daemon.engines import MakeFleet, make_fleet
 from rltop.daemon.live_checks import LiveChecks
 from rltop.errors import RltopError
 from rltop.evidence.known import table_path, with_table
 from rltop.settings import load_settings
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Parse arguments, run the daemon, return the exit code."""
+def main(argv: list[str] | None = None, *, fleet: MakeFleet = make_fleet) -> int:
+    """Parse arguments, run the daemon, return the exit code. fleet: tests pass one without processes."""
     parser = argparse.ArgumentParser(prog="python -m rltop.daemon")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--run-dir", type=Path, help="run directory, made if need be; an existing run is continued")
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             ingest_tcp=options.ingest_tcp,
         )
         checks = LiveChecks(_thresholds(daemon.config), known_crashes=_known_crashes(daemon.config))
-        return asyncio.run(serve(daemon, checks=checks))
+        return asyncio.run(serve(daemon, checks=checks, fleet=fleet))
     except RltopError as error:
         print(f"rltop daemon: {error}", file=sys.stderr)
         return error.exit_code

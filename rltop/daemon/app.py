@@ -1,7 +1,8 @@
 """One daemon from start to end: lock, journal, sockets, trainer, and everything down again in good order.
 
-On SIGTERM, SIGINT or the command `shutdown` the trainer that this daemon started is stopped first. When the daemon is
-killed instead, the trainer goes on, and the next daemon of the run finds it by its marker and start time.
+On SIGTERM, SIGINT or the command `shutdown` the trainer that this daemon started is stopped first, then its engines.
+When the daemon is killed instead, trainer and engines go on, and the next daemon of the run finds them by their markers
+and start times. Engines end with the trainer that they were for.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from rltop.daemon.aside import Aside
 from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
+from rltop.daemon.engine_commands import EngineCommands
+from rltop.daemon.engines import EngineOptions, Engines, MakeFleet, make_fleet
 from rltop.daemon.gate import Gate
 from rltop.daemon.hooks import HookOptions, Hooks
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.lines import SourceLines
 from rltop.daemon.log_watch import Logs, LogWatch, log_paths
 from rltop.daemon.memory import Opened, open_journal
+from rltop.daemon.others import Others, engine_http, watched
 from rltop.daemon.publish import Publisher
 from rltop.daemon.server import Server
 from rltop.daemon.sessions import Sessions
@@ -41,7 +45,7 @@ from rltop.daemon.sources import EngineScraper, HttpScrape, Scrape
 from rltop.daemon.supervisor import TrainerSupervisor
 from rltop.daemon.verdicts import Checks, Verdicts
 from rltop.errors import RltopError
-from rltop.protocol.messages import PROTO_MAX, PROTO_MIN
+from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Command, Rejected
 from rltop.runs.masks import load_key, mask_command
 from rltop.settings import Settings
 
@@ -74,7 +78,9 @@ class DaemonOptions:
 class Daemon:
     """The parts of a running daemon, and how they end."""
 
-    def __init__(self, options: DaemonOptions, *, checks: Checks | None, scrape: Scrape) -> None:
+    def __init__(
+        self, options: DaemonOptions, *, checks: Checks | None, scrape: Scrape, fleet: MakeFleet = make_fleet
+    ) -> None:
         self._options = options
         self._name = options.run_dir.name
         self._epoch = secrets.token_hex(8)
@@ -92,7 +98,14 @@ class Daemon:
         self._journal = opened.journal
         self._core = Core(opened.journal, now=time.time)
         self._publisher = Publisher(self._core)
-        self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists)
+        self._engines = Engines(
+            self._core,
+            EngineOptions.of(options.config),
+            run_dir=options.run_dir,
+            trainer_lives=self._trainer_lives,
+            make=fleet,
+        )
+        self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists, engines=self._engines)
         self._hooks = Hooks(
             _hook_options(options.config),
             run=self._name,
@@ -101,8 +114,14 @@ class Daemon:
         self._verdicts = Verdicts(self._core, checks, changed=self._hooks.fire)
         self._paths = runs.socket_paths(options.run_dir)
         self._trainer = TrainerSupervisor(
-            self._core, self._ingest.end, run_dir=options.run_dir, epoch=self._epoch, ingest=self._ingest_addresses
+            self._core,
+            self._trainer_ended,
+            run_dir=options.run_dir,
+            epoch=self._epoch,
+            ingest=self._ingest_addresses,
+            fleet=f"ipc://{self._paths['ctl']}" if self._engines.enabled else "",
         )
+        self._others = Others(self._core, watched(options.config))
         self._commands = Commands(self._core, self._actions(), epoch=self._epoch)
         sessions = Sessions(
             self._core.table, self._core.ring, epoch=self._epoch, run=self._name, server=f"rltop/{rltop.__version__}"
@@ -117,6 +136,7 @@ class Daemon:
             publisher=self._publisher,
             lag_ms=self._take_lag,
             sources=SourceLines(options.run_dir, lambda: {name: path for name, (path, _) in self._log_paths().items()}),
+            refresh=self._engines.refresh,
         )
         self._context = zmq.asyncio.Context()
         self._server = Server(
@@ -168,10 +188,13 @@ class Daemon:
                 self._gate.open()
             self._write_run_json()
             parts = [self._server.run(), self._measure_lag(), self._scraper.run(), self._logs.run(self._see_logs)]
+            parts += [self._engines.run(), self._others.run()]
             if self._gate is not None:
                 parts.append(self._gate.run())
             tasks = [self._loop.create_task(part) for part in parts]
+            await self._engines.begin(stale=self._new_attempt)
             await self._trainer.start(options.trainer, options.env)
+            await self._begin_engines()
             aside = self._loop.create_task(
                 Aside(self._core, options.run_dir, options.settings, self._journal.committed).run(
                     options.trainer, options.env, options.config, adopted=self._trainer.adopted()
@@ -181,6 +204,7 @@ class Daemon:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
                 await self._trainer.stop(lambda text: None)
+                await self._engines.stop_all(lambda text: None)
             await self._commands.finish()
             await self._hooks.finish()
             with contextlib.suppress(TimeoutError):  # the last events are shown too, if the disk takes them soon
@@ -193,6 +217,7 @@ class Daemon:
             for task in done - {stopped}:
                 task.result()  # a part that ended by itself failed: say why
         finally:
+            await self._engines.close()
             if self._gate is not None:
                 self._gate.close()
             self._server.close()
@@ -208,7 +233,8 @@ class Daemon:
         self._publisher.begin()
         core.series = opened.series
         self._commands.restore(restored.operations)
-        if attempts.begins(self._options.trainer, restored.head, self._options.run_dir):
+        self._new_attempt = attempts.begins(self._options.trainer, restored.head, self._options.run_dir)
+        if self._new_attempt:
             attempts.begin(core, self._options.run_dir)
         else:
             self._ingest.restore()
@@ -270,6 +296,7 @@ class Daemon:
 
     async def _shutdown(self, stage: Stage) -> str:
         await self._trainer.stop(stage)
+        await self._engines.stop_all(stage)
         self._stop.set()
         return "the daemon stops"
 
@@ -283,7 +310,31 @@ class Daemon:
                 check_id, reason=reason, who=who, since=since
             ),
             unmute=self._verdicts.unmute,
+            engines=EngineCommands(self._core.table, self._engines, engine_http),
         )
+
+    # ---------------------------------------------------------------- engines
+
+    def _trainer_lives(self) -> bool:
+        return self._trainer.running() or (self._core.table.get("run") or {}).get("state") == "running"
+
+    def _trainer_ended(self, state: str, text: str, source: str) -> None:
+        self._ingest.end(state, text, source)
+        self._engines.trainer_ended(text or state)
+
+    async def _begin_engines(self) -> None:
+        """The trainer is there, adopted, or was never to be: what the run's engines do now."""
+        if not self._trainer.running() and self._options.trainer:
+            self._engines.trainer_ended("it did not start")
+        elif not self._trainer.running() and not self._engines.own_slots:
+            await self._engines.stop_left()
+        self._commands.resume()
+        if self._engines.own_slots:
+            # As an operation like those of people: seen by every viewer, and in the journal.
+            command = Command("engines-start", "", {"slots": [dict(slot) for slot in self._engines.own_slots]})
+            answer = await self._commands.take(command, f"daemon-{self._epoch}", who="daemon", role="daemon")
+            if isinstance(answer, Rejected):
+                self._core.event("log", "error", f"the engines were not started: {answer.why}", "daemon")
 
     # ---------------------------------------------------------------- small things
 
@@ -324,7 +375,7 @@ class Daemon:
             self._loop.call_soon_threadsafe(what)
 
 
-async def serve(options: DaemonOptions, *, checks: Checks | None) -> int:
+async def serve(options: DaemonOptions, *, checks: Checks | None, fleet: MakeFleet = make_fleet) -> int:
     """Run a daemon over a run directory; returns its exit code.
 
     Raises RltopError when a daemon already runs there, the journal is of a newer rltop, or a socket cannot be bound.
@@ -341,7 +392,7 @@ async def serve(options: DaemonOptions, *, checks: Checks | None) -> int:
     try:
         scrape = HttpScrape()
         try:
-            return await Daemon(options, checks=checks, scrape=scrape).run()
+            return await Daemon(options, checks=checks, scrape=scrape, fleet=fleet).run()
         finally:
             await scrape.close()
     finally:
@@ -361,7 +412,10 @@ def _hook_options(config: Mapping[str, Any]) -> HookOptions:
 
 def _without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """What others may read of the configuration: a webhook's URL is often a key."""
-    checks = config.get("checks")
-    if not isinstance(checks, dict) or not checks.get("webhook"):
-        return dict(config)
-    return {**config, "checks": {**checks, "webhook": "***"}}
+    found, checks, engines = dict(config), config.get("checks"), config.get("engines")
+    if isinstance(checks, dict) and checks.get("webhook"):
+        found["checks"] = {**checks, "webhook": "***"}
+    if isinstance(engines, dict):
+        plain = {**engines, "env": sorted(engines.get("env") or {})}  # names only
+        found["engines"] = {**plain, "args": mask_command(list(engines.get("args") or []), load_key())}
+    return found

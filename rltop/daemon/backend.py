@@ -35,6 +35,7 @@ class DaemonBackend:
     """Implements `rltop.daemon.server.Backend`.
 
     journal: path of the journal, for events that have left the ring. lag_ms: the loop's lag, measured elsewhere.
+    refresh: called once a second.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class DaemonBackend:
         publisher: Publisher,
         lag_ms: Callable[[], float],
         sources: SourceLines,
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._core = core
         self._run = run
@@ -59,6 +61,7 @@ class DaemonBackend:
         self._publisher = publisher
         self._lag_ms = lag_ms
         self._sources = sources
+        self._refresh = refresh
         self._troubles: dict[str, int] = {}
 
     def record(self, record: Record, key: str = "") -> None:
@@ -101,6 +104,7 @@ class DaemonBackend:
         self._publisher.tick()
         self._ingest.tick()
         self._verdicts.tick()
+        self._refresh()
         return Tick(time=self._core.now(), lag_ms=self._lag_ms(), ages=self._ingest.ages(), viewers=viewers)
 
     def trouble(self, where: str, error: Exception) -> None:

@@ -1,7 +1,8 @@
 """Operators' commands: taken once per id, written to the journal before they run, shown to every viewer as operations.
 
 A command's answer is kept by its id (in the journal too), so that an operator whose connection broke can ask again and
-never acts twice. Every operation runs as a task of its own: there is no global lock, and each can be cancelled.
+never acts twice. Every operation runs as a task of its own: there is no global lock, only one per engine, and each can
+be cancelled. What an earlier daemon left unfinished has failed, except for operations on engines: those go on.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rltop.daemon.core import Core
+from rltop.errors import RltopError
 from rltop.protocol.messages import Accepted, Command, Rejected
 
 KEEP_ANSWERS = 1000
 KEEP_OPERATIONS = 50
 """Finished operations that stay in the state table."""
 MAX_NOTE = 2000
+MAX_STAGES = 200
+"""Stages of one operation that are shown; of more the first ones go."""
+_NAMES = ("note", "mute", "unmute", "stop-run", "shutdown", "cancel")
+_SHOWN = (
+    *("op", "name", "target", "state", "stage", "percent", "who", "reason", "t", "text"),
+    *("ended", "engines", "stages"),
+)
 _ENDED = frozenset({"done", "failed", "cancelled"})
 _LEVEL = {"failed": "error", "cancelled": "warn"}
 
@@ -33,6 +42,27 @@ class Plan:
 
     steps: list[str]
     work: Work
+    engines: tuple[str, ...] = ()
+    """Engines that no other operation may touch meanwhile."""
+    args: Mapping[str, Any] | None = None
+    """What the journal keeps in place of the command's own arguments."""
+
+
+class EngineDesk(Protocol):
+    """Commands on engines (`rltop.daemon.engine_commands`)."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Commands that it takes."""
+        ...
+
+    def plan(self, command: Command, who: str) -> Plan | Rejected:
+        """What the command would do. Nothing happens."""
+        ...
+
+    def resume(self, row: Mapping[str, Any]) -> Plan | None:
+        """How an operation that an earlier daemon began goes on; None: it can not."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +77,8 @@ class Actions:
     mute: Callable[[str, str, str, float], None]
     """Check id, reason, who, since when."""
     unmute: Callable[[str], bool]
+    engines: EngineDesk | None = None
+    """None: this daemon takes no commands on engines."""
 
 
 class Commands:
@@ -59,11 +91,13 @@ class Commands:
         self._answers: OrderedDict[str, asyncio.Future[Accepted | Rejected]] = OrderedDict()
         self._rows: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unfinished: list[str] = []
+        """Operations of an earlier daemon that wait for `resume`."""
         self._number = 0
 
     def restore(self, rows: list[dict[str, Any]]) -> None:
         """Take over operations of an earlier daemon (rows of the journal, oldest first): those it left unfinished have
-        failed, and known command ids get their old answer."""
+        failed, or wait for `resume` if they are about engines; known command ids get their old answer."""
         loop = asyncio.get_running_loop()
         for row in rows:
             self._number = max(self._number, int(row["op"]) if str(row["op"]).isdigit() else 0)
@@ -73,8 +107,31 @@ class Commands:
             if row["state"] == "done" and row["name"] in ("mute", "unmute"):
                 self._set_mute(row)
             if row["state"] not in _ENDED:
-                self._rows[row["op"]] = row
-                self._advance(row["op"], "failed", text="the daemon ended before it was done", ended=self._core.now())
+                shown = self._core.table.get(f"op/{row['op']}") or {}
+                self._rows[row["op"]] = {
+                    **row,
+                    "stages": shown.get("stages") or [],
+                    "engines": shown.get("engines") or [],
+                }
+                if self._actions.engines is not None and row["name"] in self._actions.engines.names:
+                    self._unfinished.append(row["op"])
+                    self._advance(row["op"], "queued", stage="the daemon was restarted: looking at the engines first")
+                else:
+                    self._fail_left(row["op"])
+
+    def resume(self) -> None:
+        """The engines of the earlier daemon are known: its unfinished operations on them go on."""
+        unfinished, self._unfinished = self._unfinished, []
+        for op in unfinished:
+            plan = None if self._actions.engines is None else self._actions.engines.resume(self._rows[op])
+            if plan is None:
+                self._fail_left(op)
+            else:
+                self._rows[op]["engines"] = list(plan.engines)
+                self._tasks[op] = asyncio.get_running_loop().create_task(self._run(op, plan.work))
+
+    def _fail_left(self, op: str) -> None:
+        self._advance(op, "failed", text="the daemon ended before it was done", ended=self._core.now())
 
     async def take(self, command: Command, command_id: str, *, who: str, role: str) -> Accepted | Rejected:
         """Answer a command; the same id gets the same answer. The operation goes on after the answer."""
@@ -83,7 +140,7 @@ class Commands:
             return await asyncio.shield(known)
         answer: asyncio.Future[Accepted | Rejected] = asyncio.get_running_loop().create_future()
         if command.dry_run:
-            return self._dry_run(command)
+            return self._dry_run(command, who)
         self._remember(command_id, answer)
         try:
             found = await self._begin(command, command_id, who, role)
@@ -103,14 +160,19 @@ class Commands:
 
     # ---------------------------------------------------------------- taking
 
-    def _dry_run(self, command: Command) -> Accepted | Rejected:
-        plan = self._plan(command)
-        return plan if isinstance(plan, Rejected) else Accepted("", plan.steps)
-
-    async def _begin(self, command: Command, command_id: str, who: str, role: str) -> Accepted | Rejected:
-        plan = self._plan(command)
+    def _dry_run(self, command: Command, who: str) -> Accepted | Rejected:
+        plan = self._plan(command, who)
         if isinstance(plan, Rejected):
             return plan
+        busy = self._busy(plan)
+        return Accepted("", plan.steps if busy is None else [*plan.steps, f"! refused for now: {busy.why}"])
+
+    async def _begin(self, command: Command, command_id: str, who: str, role: str) -> Accepted | Rejected:
+        plan = self._plan(command, who)
+        if isinstance(plan, Rejected):
+            return plan
+        if (busy := self._busy(plan)) is not None:
+            return busy
         self._number += 1
         op = str(self._number)
         self._rows[op] = {
@@ -119,7 +181,7 @@ class Commands:
             "t": self._core.now(),
             "name": command.name,
             "target": command.target,
-            "args": command.args,
+            "args": command.args if plan.args is None else dict(plan.args),
             "who": who,
             "role": role,
             "reason": command.reason[:MAX_NOTE],
@@ -129,6 +191,8 @@ class Commands:
             "text": "",
             "ended": None,
             "plan": plan.steps,
+            "engines": list(plan.engines),
+            "stages": [],
         }
         self._advance(op, "queued")
         # Who, when and why are on disk before anything happens. A journal that cannot be written is no reason to
@@ -137,16 +201,14 @@ class Commands:
         self._tasks[op] = asyncio.get_running_loop().create_task(self._run(op, plan.work))
         return Accepted(op, plan.steps)
 
-    def _plan(self, command: Command) -> Plan | Rejected:
+    def _plan(self, command: Command, who: str) -> Plan | Rejected:
         if command.if_epoch and command.if_epoch != self._epoch:
             return Rejected("stale-epoch", "the daemon was restarted since you looked", "look again, then repeat")
-        if command.if_gen is not None:
-            engine = self._core.table.get(f"engine/{command.target}")
-            if engine is None:
-                return Rejected("bad-args", f"if_gen is for engines; there is no engine {command.target[:80]!r}")
-            if engine["generation"] != command.if_gen:
-                why = f"engine {command.target} is at generation {engine['generation']}, not {command.if_gen}"
-                return Rejected("stale-generation", why, "look again, then repeat")
+        if (stale := self._stale(command)) is not None:
+            return stale
+        engines = self._actions.engines
+        if engines is not None and command.name in engines.names:
+            return engines.plan(command, who)
         match command.name:
             case "note":
                 return self._plan_note(command)
@@ -167,7 +229,47 @@ class Commands:
                     return Rejected("bad-args", f"operation {command.target!r} is not running (running: {running})")
                 return Plan([f"cancel operation {command.target}"], lambda stage: self._cancel(command.target, task))
             case name:
-                return Rejected("unknown-command", f"{name[:80]!r}", "note, mute, unmute, stop-run, shutdown, cancel")
+                known = (
+                    "note",
+                    "mute",
+                    "unmute",
+                    "stop-run",
+                    "shutdown",
+                    "cancel",
+                    *(engines.names if engines else ()),
+                )
+                return Rejected("unknown-command", f"{name[:80]!r}", ", ".join(known))
+
+    def _stale(self, command: Command) -> Rejected | None:
+        """Compare-and-set: `if_gen` for one engine, `args.generations` for several."""
+        seen: dict[Any, Any] = {} if command.if_gen is None else {command.target: command.if_gen}
+        given = command.args.get("generations")
+        if given is not None and not isinstance(given, dict):
+            return Rejected("bad-args", "`generations` is a map: engine id -> generation")
+        for name, generation in {**(given or {}), **seen}.items():
+            engine = self._core.table.get(f"engine/{name}")
+            if engine is None:
+                return Rejected("bad-args", f"if_gen is for engines; there is no engine {str(name)[:80]!r}")
+            if engine["generation"] != generation:
+                why = f"engine {name} is at generation {engine['generation']}, not {generation}"
+                by = self._last_on(str(name))
+                return Rejected("stale-generation", why + by, "look again, then repeat")
+        return None
+
+    def _last_on(self, engine: str) -> str:
+        """Who moved it last, for whoever comes second."""
+        for row in sorted(self._rows.values(), key=lambda row: int(row["op"]), reverse=True):
+            if engine in row.get("engines", ()):
+                return f" (operation {row['op']}: {row['name']}, {row['state']}, by {row['who']})"
+        return ""
+
+    def _busy(self, plan: Plan) -> Rejected | None:
+        for op, row in self._rows.items():
+            held = [engine for engine in plan.engines if engine in row.get("engines", ())]
+            if held and row["state"] not in _ENDED:
+                what = f"engine {', '.join(held)}: operation {op} ({row['name']}, by {row['who']}) is not over yet"
+                return Rejected("busy", what, f"wait for it, or cancel operation {op}")
+        return None
 
     def _plan_note(self, command: Command) -> Plan | Rejected:
         text = command.args.get("text")
@@ -210,9 +312,11 @@ class Commands:
     async def _run(self, op: str, work: Work) -> None:
         self._advance(op, "running")
         try:
-            text = await work(lambda stage: self._advance(op, "running", stage=stage))
+            text = await work(lambda stage: self._advance(op, "running", stage=stage[:MAX_NOTE]))
         except asyncio.CancelledError:
             self._advance(op, "cancelled", ended=self._core.now())
+        except RltopError as error:
+            self._advance(op, "failed", text=str(error), ended=self._core.now())
         except Exception as error:
             self._advance(op, "failed", text=f"{type(error).__name__}: {error}", ended=self._core.now())
         else:
@@ -222,9 +326,10 @@ class Commands:
 
     def _advance(self, op: str, state: str, **fields: Any) -> None:
         row = self._rows[op] = {**self._rows[op], **fields, "state": state}
+        if fields.get("stage"):
+            row["stages"] = [*row["stages"], {"t": self._core.now(), "text": row["stage"]}][-MAX_STAGES:]
         self._core.sink.operation(row)
-        shown = ("op", "name", "target", "state", "stage", "percent", "who", "reason", "t", "text")
-        self._core.set(f"op/{op}", {key: row[key] for key in shown})
+        self._core.set(f"op/{op}", {key: row[key] for key in _SHOWN})
         if state == "done" or row["name"] != "note":  # of a note only its text is news
             detail = row["text"] or row["stage"] or row["reason"]
             words = f"{row['name']} {row['target']}".rstrip() + ("" if row["name"] == "note" else f" {state}")

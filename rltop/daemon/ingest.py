@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from rltop.daemon.core import Core, trim
+from rltop.daemon.engine_view import FLEET_KEYS, SCRAPED
 from rltop.daemon.phases import PhaseClock
 from rltop.protocol.messages import (
     PAYLOADS,
@@ -37,6 +38,7 @@ MAX_PROCESSES = 64
 MAX_SOURCES = 20_000
 """Ranks of a thousand nodes and some; more is a program that makes up sources."""
 MAX_ENGINES = 4_096
+MAX_TROUBLE = 500
 MAX_WORD = 64
 """Characters of a role, an engine id or the name of a phase: they become keys."""
 LOST_AFTER_S = 10.0
@@ -46,7 +48,6 @@ HUNG_S = 5.0
 LAST_RECORDS_S = 2.0
 """What an ended process had handed over still comes for so long."""
 _ENGINE_LEVEL = {"CRASHED": "error", "LOST": "error", "SUSPECT": "warn", "BACKOFF": "warn", "QUARANTINED": "warn"}
-_SCRAPED = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length", "seen", "error")
 _END_LEVEL = {"done": "info", "failed": "error", "interrupted": "warn"}
 
 
@@ -102,15 +103,63 @@ class _Source:
         return {key: getattr(self, key) for key in keys}
 
 
+class EngineOwner(Protocol):
+    """Who owns engines of the run and wants to know what the trainer says (`rltop.daemon.engines`)."""
+
+    def owns(self, engine_id: str) -> bool:
+        """Whether its state is not the trainer's to say."""
+        ...
+
+    def see_trouble(self, engine_id: str, generation: int, trouble: str) -> None:
+        """Requests to it fail, or ("") succeed again."""
+        ...
+
+    def see_state(self, engine_id: str, state: str) -> None:
+        """The trainer's word on its state."""
+        ...
+
+    def see_phase(self) -> None:
+        """The cell `phase` has changed."""
+        ...
+
+    def see_weights(self) -> None:
+        """The cell `weights` has changed."""
+        ...
+
+
+class NoEngines:
+    """Nobody does."""
+
+    def owns(self, engine_id: str) -> bool:
+        """No."""
+        return False
+
+    def see_trouble(self, engine_id: str, generation: int, trouble: str) -> None:
+        """Nobody listens."""
+
+    def see_state(self, engine_id: str, state: str) -> None:
+        """Nobody listens."""
+
+    def see_phase(self) -> None:
+        """Nobody listens."""
+
+    def see_weights(self) -> None:
+        """Nobody listens."""
+
+
 class Ingest:
     """Takes decoded records.
 
     alive: whether a process of this machine exists, given its pid.
     host: name of this machine; a run elsewhere is never called lost.
+    engines: who owns engines; default nobody.
     """
 
-    def __init__(self, core: Core, *, host: str, alive: Callable[[int], bool]) -> None:
+    def __init__(
+        self, core: Core, *, host: str, alive: Callable[[int], bool], engines: EngineOwner | None = None
+    ) -> None:
         self._core = core
+        self._engines: EngineOwner = engines or NoEngines()
         self._host = host
         self._alive = alive
         self._sources: dict[str, _Source] = {}
@@ -244,7 +293,11 @@ class Ingest:
                     rollout_id=payload.rollout_id,
                     elapsed_s=elapsed,
                 )
+        self._set_phase(now)
+
+    def _set_phase(self, now: float) -> None:
         self._core.set("phase", self._phases.current(self._core.table.get("phase"), now))
+        self._engines.see_phase()
 
     def _log(self, source: _Source, payload: LogPayload) -> None:
         source.log_lines += 1
@@ -266,18 +319,29 @@ class Ingest:
             # The engine's own answer; the next scrape would say the same a second later.
             if isinstance(said, dict) and said.get("ok", True) and self._core.table.get(f"engine/{name}") is not None:
                 self._core.update(f"engine/{name}", weight_version=str(said.get("version") or payload.version))
+        self._engines.see_weights()
 
     def _engine(self, source: _Source, payload: EnginePayload) -> None:
+        if payload.trouble is not None:
+            self._engines.see_trouble(payload.id, payload.generation, payload.trouble[:MAX_TROUBLE])
+            return
+        if self._engines.owns(payload.id):
+            self._engines.see_state(payload.id, payload.state)
+            return
         key = f"engine/{payload.id}"
         before = self._core.table.get(key)
         if before is None and (len(payload.id) > MAX_WORD or len(self._core.table.keys("engine/")) >= MAX_ENGINES):
             self._malformed(source, "engine: too long an id, or one too many")
             return
-        kept = dict.fromkeys(_SCRAPED)
+        kept: dict[str, Any] = {**FLEET_KEYS, **dict.fromkeys(SCRAPED)}
         if before is not None and before["generation"] == payload.generation:
-            kept = {name: before.get(name) for name in _SCRAPED}
-        self._core.set(key, {**trim(msgspec.to_builtins(payload)), **kept})
+            kept = {name: before.get(name, default) for name, default in kept.items()}
         was = None if before is None else before["state"]
+        if was != payload.state:
+            kept["since"] = self._core.now()
+        facts = trim(msgspec.to_builtins(payload))
+        del facts["trouble"]
+        self._core.set(key, {**facts, **kept})
         if was != payload.state:
             text = (
                 f"engine {payload.id}: {payload.state}"
@@ -302,7 +366,7 @@ class Ingest:
     def _bye(self, source: _Source, payload: ByePayload) -> None:
         source.left = source.dirty = True
         if self._phases.forget(source.name):
-            self._core.set("phase", self._phases.current(self._core.table.get("phase"), self._core.now()))
+            self._set_phase(self._core.now())
         if source.name == self._owner:
             self.end(payload.reason, payload.text, source.name)
         else:

@@ -57,7 +57,9 @@ class SourceLines:
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     return LinesAnswer(query.source, why="it is no regular file")
-                return _around(file, query) if query.line else _last(file, query)
+                if query.line:
+                    return _around(file, query)
+                return _last(file, query) if query.start is None else _behind(file, query, max(query.start, 0))
         except OSError as error:
             return LinesAnswer(query.source, why=error.strerror or str(error))
 
@@ -91,7 +93,7 @@ def _last(file: BinaryIO, query: LinesQuery) -> LinesAnswer:
     """The last lines, read from the end: what a log of any size says now costs the same. Their numbers stay unknown."""
     end = file.seek(0, os.SEEK_END)
     start = file.seek(max(0, end - MOST_BYTES))
-    data = file.read(MOST_BYTES)
+    data = file.read(end - start)
     if b"\0" in data:
         return LinesAnswer(query.source, why="it is no text")
     pieces = data.removesuffix(b"\n").split(b"\n") if data else []
@@ -99,7 +101,24 @@ def _last(file: BinaryIO, query: LinesQuery) -> LinesAnswer:
         del pieces[0]  # cut
     count = min(max(query.before, 1), MOST_AROUND)
     lines = [piece[:MOST_LINE].rstrip(b"\r").decode("utf-8", "replace") for piece in pieces[-count:]]
-    return LinesAnswer(query.source, 0, lines, "" if lines else "it is empty")
+    return LinesAnswer(query.source, 0, lines, "" if lines else "it is empty", start + len(data))
+
+
+def _behind(file: BinaryIO, query: LinesQuery, start: int) -> LinesAnswer:
+    """What was written from byte `start` on: whole lines, a bounded piece of it."""
+    size = file.seek(0, os.SEEK_END)
+    if size < start:
+        return LinesAnswer(query.source, why="the log was replaced or cut since", end=0)
+    file.seek(start)
+    data = file.read(MOST_BYTES)
+    if b"\0" in data:
+        return LinesAnswer(query.source, why="it is no text")
+    pieces = data.split(b"\n")[:-1][:MOST_AROUND]
+    if not pieces and len(data) == MOST_BYTES:  # one line as long as that
+        return LinesAnswer(query.source, 0, [data[:MOST_LINE].decode("utf-8", "replace")], "", start + len(data))
+    behind = start + sum(len(piece) + 1 for piece in pieces)
+    lines = [piece[:MOST_LINE].rstrip(b"\r").decode("utf-8", "replace") for piece in pieces]
+    return LinesAnswer(query.source, 0, lines, "" if lines else "nothing new", behind)
 
 
 def _shorter(has: int, line: int) -> str:

@@ -42,6 +42,7 @@ def start_daemon(
     config: dict[str, Any] | None = None,
     tether: Tether | None = None,
     ingest_tcp: str = "",
+    module: str = "rltop.daemon",
 ) -> RunInfo:
     """Start a detached daemon (its own session, output in `<run>/daemon.log`) and return once its sockets answer.
 
@@ -50,6 +51,7 @@ def start_daemon(
     env: variables added to the environment of daemon and trainer.
     tether: ties the run to this process, see `rltop.daemon.tether`.
     ingest_tcp: HOST:PORT where producers on other machines may connect, with CURVE keys.
+    module: what is run; tests have daemons of their own.
     Raises RltopError, with the end of the daemon's log, when it does not come up. However this function is left, there
     is either a run that was returned or no daemon.
     """
@@ -57,7 +59,7 @@ def start_daemon(
     run_dir = runs.make_run_dir(name)
     _refuse_second(run_dir)
     try:
-        return _start(run_dir, trainer or [], env or {}, config or {}, tether, ingest_tcp)
+        return _start(run_dir, trainer or [], env or {}, config or {}, tether, ingest_tcp, module)
     except BaseException as error:
         # A run that never was: no list of runs has it. Unless somebody else takes the name at this moment.
         if fresh and not (run_dir / RECORD).exists() and runs.lock_holder(run_dir) is None:
@@ -99,6 +101,7 @@ def _start(
     config: Mapping[str, Any],
     tether: Tether | None,
     ingest_tcp: str,
+    module: str,
 ) -> RunInfo:
     config_file = run_dir / "config.json"
     try:
@@ -106,7 +109,7 @@ def _start(
         config_file.chmod(0o600)
     except OSError as error:
         raise RltopError("cannot write in the run directory", where=str(config_file), why=str(error)) from error
-    argv = [sys.executable, "-m", "rltop.daemon", "--run-dir", str(run_dir), "--config", str(config_file)]
+    argv = [sys.executable, "-m", module, "--run-dir", str(run_dir), "--config", str(config_file)]
     if tether is not None:
         argv += ["--tether", str(TETHER_FD)]
     if ingest_tcp:

@@ -23,7 +23,8 @@ class TrainerSupervisor:
     """At most one trainer per daemon.
 
     ended: told the state of the run, a sentence and the source when the trainer ends.
-    epoch: makes the marker of this start unique. ingest: gives the value of RLTOP_INGEST.
+    epoch: makes the marker of this start unique. ingest: gives the value of RLTOP_INGEST. fleet: that of RLTOP_FLEET;
+    "" where the daemon owns no engines.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class TrainerSupervisor:
         run_dir: Path,
         epoch: str,
         ingest: Callable[[], str],
+        fleet: str = "",
     ) -> None:
         self._core = core
         self._ended = ended
         self._run_dir = run_dir
         self._epoch = epoch
         self._ingest = ingest
+        self._fleet = fleet
         self._job: TrainerJob | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._log_from = 0
@@ -69,6 +72,9 @@ class TrainerSupervisor:
         if self._job is None and argv:
             name = self._run_dir.name
             mine = {"RLTOP_INGEST": self._ingest(), "RLTOP_RUN": name, "RLTOP_RUN_DIR": str(self._run_dir)}
+            env = {key: value for key, value in env.items() if key != "RLTOP_FLEET"}  # of a run around this one
+            if self._fleet:
+                mine["RLTOP_FLEET"] = self._fleet
             marker = f"{name}/{self._epoch}"
             self._log_from = size_of(self._run_dir / "trainer.log")
             try:

@@ -181,6 +181,11 @@ def _require(url: str, required: str, found: str, when: str) -> None:
         raise WrongWeightVersion(url, required, found, when)
 
 
+def profile_call(steps: int) -> Call:
+    """Profile the next `steps` forward passes into the directory that the engine's environment names."""
+    return Call("POST", "/start_profile", {"num_steps": steps})
+
+
 def disk_call(path: Path | str, version: str, flush: bool) -> Call:
     """Load a checkpoint directory."""
     body = {"model_path": str(path), "weight_version": version, "flush_cache": flush}

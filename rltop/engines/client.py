@@ -30,6 +30,7 @@ from rltop.engines.calls import (
     health_flow,
     json_flow,
     memory_call,
+    profile_call,
     text_flow,
     update_from_tensor_flow,
 )
@@ -139,6 +140,10 @@ class EngineClient:
         """`/weights_checker`. Raises `EngineRefused` with the tensors' names when `compare` finds a difference."""
         return _object(self._json(Call("POST", "/weights_checker", {"action": action})))
 
+    def profile(self, steps: int = 5) -> None:
+        """`/start_profile`: it ends by itself after so many forward passes."""
+        self._run(text_flow(self.url, profile_call(steps)))
+
     def release_memory(self, tags: Iterable[str] | None = None) -> None:
         """Give memory back (kv_cache, weights, cuda_graph; None: all). Kills a busy SGLang: pause and flush first."""
         self._json(memory_call("release", tags))
@@ -244,6 +249,10 @@ class AsyncEngineClient:
     async def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """See `EngineClient.weights_checker`."""
         return _object(await self._json(Call("POST", "/weights_checker", {"action": action})))
+
+    async def profile(self, steps: int = 5) -> None:
+        """See `EngineClient.profile`."""
+        await self._run(text_flow(self.url, profile_call(steps)))
 
     async def release_memory(self, tags: Iterable[str] | None = None) -> None:
         """See `EngineClient.release_memory`."""

@@ -144,7 +144,9 @@ class WeightsPayload(msgspec.Struct, frozen=True):
 
 
 class EnginePayload(msgspec.Struct, frozen=True):
-    """Kind `engine`: an engine started, changed or went away. The daemon scrapes `url` from then on."""
+    """Kind `engine`: an engine started, changed or went away. The daemon scrapes `url` from then on.
+
+    Of an engine that the daemon itself owns only `trouble`, and whether `state` is OFFLOADED, is used."""
 
     id: str
     """Short name, unique in the run: `0`, `1`, ..."""
@@ -162,6 +164,9 @@ class EnginePayload(msgspec.Struct, frozen=True):
     model_path: str = ""
     log: str = ""
     """Path of the engine's log on its host."""
+    trouble: str | None = None
+    """How requests to it fail, or "" when they succeed again; nothing else of the record is used then. None: not
+    said."""
 
 
 class RunPayload(msgspec.Struct, frozen=True):
@@ -330,7 +335,7 @@ class EventsAnswer(msgspec.Struct, frozen=True):
 
 
 class LinesQuery(msgspec.Struct, frozen=True):
-    """Lines of a log around one line, as the evidence of a verdict names it, or its last ones."""
+    """Lines of a log around one line, as the evidence of a verdict names it, its last ones, or those behind a byte."""
 
     source: str
     """`source` of the evidence."""
@@ -339,6 +344,8 @@ class LinesQuery(msgspec.Struct, frozen=True):
     before: int = 100
     after: int = 100
     """Lines around it; at most 500 on each side."""
+    start: int | None = None
+    """With `line` 0: the whole lines from this byte on, at most 500; `end` of the answer is where the next ones are."""
 
 
 class LinesAnswer(msgspec.Struct, frozen=True):
@@ -350,6 +357,8 @@ class LinesAnswer(msgspec.Struct, frozen=True):
     lines: list[str] = []
     """Without line ends, each at most 4,000 bytes long."""
     why: str = ""
+    end: int = -1
+    """With `line` 0: the byte behind the last line; -1: not known."""
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -36,6 +36,18 @@ def test_another_trainer_by_its_command_line() -> None:
     assert parse('[trainer]\ncommand = ["python", "train.py"]').command == ("python", "train.py")
 
 
+def test_engines_alone_and_how_they_are_kept() -> None:
+    alone = parse("[engines]\nmodel_path = '/m'\ncount = 2\nargs = ['--disable-cuda-graph']\n[engines.env]\nA = '1'\n")
+    assert (alone.trainer, alone.command, alone.flags) == (False, (), ())
+    assert alone.engines == {"model_path": "/m", "count": 2, "args": ["--disable-cuda-graph"], "env": {"A": "1"}}
+    assert alone.lines["engines.count"] == 3
+    kept = parse("[trainer]\nlr = 1\n[engines]\nkeep_serving = 2\nrestart = 'never'\ndrain_s = 12.5\n")
+    assert kept.trainer
+    assert kept.engines == {"keep_serving": 2, "restart": "never", "drain_s": 12.5}
+    assert parse("[trainer]\nlr = 1\n").engines is None
+    assert parse("[trainer]\nlr = 1\n[engines]\n").engines == {}
+
+
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
@@ -52,6 +64,25 @@ def test_another_trainer_by_its_command_line() -> None:
         ("[trainer]\ncommand = ['python']\nlr = 1\n", "up.toml:3", "key 'lr' in [trainer]"),
         ("[run]\nname = 'x'\n", "up.toml", "there is no trainer to start"),
         ("", "up.toml", "there is no trainer to start"),
+        ("[trainer]\nlr = 1\n[engines]\nkeep = 2\n", "up.toml:4", "key 'keep' in [engines]"),
+        (
+            "[trainer]\nlr = 1\n[engines]\nkeep_serving = -1\n",
+            "up.toml:4",
+            "must be a whole number from 0 on",
+        ),
+        ("[trainer]\nlr = 1\n[engines]\nkeep_serving = true\n", "up.toml:4", "keep_serving must be a whole number"),
+        ("[trainer]\nlr = 1\n[engines]\nrestart = 'no'\n", "up.toml:4", 'restart must be "auto" or "never"'),
+        ("[trainer]\nlr = 1\n[engines]\non_hang = 1\n", "up.toml:4", 'on_hang must be "alarm" or "restart"'),
+        ("[trainer]\nlr = 1\n[engines]\ndrain_s = 0\n", "up.toml:4", "drain_s must be a number of seconds above 0"),
+        ("[trainer]\nlr = 1\n[engines]\nstart_s = inf\n", "up.toml:4", "start_s must be a number of seconds above 0"),
+        ("[trainer]\nlr = 1\n[engines]\nray_address = 5\n", "up.toml:4", "ray_address must be a string"),
+        ("[trainer]\nlr = 1\n[engines]\nmodel_path = 'm'\n", "up.toml:4", "model_path is for a run without [trainer]"),
+        ("[engines]\nmodel_path = 'm'\n\ncount = 0\n", "up.toml:4", "count must be a whole number from 1 on"),
+        ("[engines]\nmodel_path = 'm'\nkind = 'gpu'\n", "up.toml:3", 'kind must be "sglang" or "cpu"'),
+        ("[engines]\nmodel_path = 'm'\nargs = '--x'\n", "up.toml:3", "args must be a list of strings"),
+        ("[engines]\nmodel_path = 'm'\n[engines.env]\nA = 1\n", "up.toml:3", "env must be a table of strings"),
+        ("[trainer]\ncommand = ['x']\n[engines]\ncount = 2\n", "up.toml:4", "count without model_path"),
+        ("[engines]\nrestart = 'auto'\n", "up.toml", "there is no trainer to start"),
     ],
 )
 def test_mistakes(text: str, where: str, what: str) -> None:

@@ -50,10 +50,11 @@ def real_daemon(
     env: dict[str, str] | None = None,
     config: dict[str, Any] | None = None,
     ingest_tcp: str = "",
+    module: str = "rltop.daemon",
 ) -> Iterator[RunInfo]:
     """A daemon process over `root`/runs/`name`, stopped at the end. `root` stands for RLTOP_DIR."""
     with _rltop_dir(root):
-        run = spawn.start_daemon(name, trainer=trainer, env=env, config=config, ingest_tcp=ingest_tcp)
+        run = spawn.start_daemon(name, trainer=trainer, env=env, config=config, ingest_tcp=ingest_tcp, module=module)
         try:
             yield run
         finally:

@@ -1,0 +1,281 @@
+"""`rltop engine list|set|restart|stop|start|revert|ab|http|cancel`: from the shell what the dashboard does.
+
+An operation belongs to the daemon: it goes on when this process ends. What is shown here comes from the state that
+every viewer has; `generations` in the arguments makes each command a compare-and-set on what was seen when it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rltop.cli.connect import Place, ask, running
+from rltop.cli.once import group
+from rltop.cli.output import age, clean, note, number, print_json, table
+from rltop.client import Client
+from rltop.errors import RltopError
+from rltop.protocol.messages import Rejected
+
+WANT = ("run", "daemon", "fleet", "op/*", "engine/*", "toggles/*")
+ENDED = frozenset({"done", "failed", "cancelled"})
+LOST_S = 60.0
+"""An operation is followed over the loss of its daemon for so long; the next daemon of the run finishes it."""
+NAMED = ("cuda_graph", "speculative", "deepep", "launch_blocking")
+"""Toggles that `list` always shows; others only where they are not as wanted."""
+HEAD = ("engine", "state", "since", "gen", "weights", "running", "tok/s", "signals", "toggles", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One command, as typed."""
+
+    command: str
+    target: str
+    args: Mapping[str, Any]
+    reason: str = ""
+    dry_run: bool = False
+    wait: bool = True
+    name: str = ""
+
+
+def changes_of(words: Sequence[str]) -> dict[str, str]:
+    """`["cuda_graph=off"]` as a map. Raises RltopError: no `=`, one toggle twice. Names are the daemon's to judge."""
+    found: dict[str, str] = {}
+    for word in words:
+        toggle, equals, value = word.partition("=")
+        if not equals or not toggle or not value:
+            raise RltopError(
+                f"{word!r} is no TOGGLE=VALUE", where="engine", do="rltop engine set cuda_graph=off --engine 0"
+            )
+        if found.setdefault(toggle.replace("-", "_"), value) != value:
+            raise RltopError(f"{toggle} is given twice", where="engine", why=f"{found[toggle]} and {value}")
+    return found
+
+
+# ---------------------------------------------------------------- list
+
+
+def show(place: Place, engines: str, *, as_json: bool) -> int:
+    """Print the engines. Raises RltopError: no such engine, the run can not be reached."""
+
+    async def look(client: Client) -> tuple[str, Mapping[str, Any], float]:
+        return client.mirror.run, dict(client.mirror.state), client.mirror.server_time
+
+    run, state, now = ask(place, look, want=WANT)
+    chosen = _chosen(state, engines)
+    if as_json:
+        cells = {name: {**state[f"engine/{name}"], "toggle_choices": state.get(f"toggles/{name}")} for name in chosen}
+        print_json({"run": run, "engines": cells, "fleet": state.get("fleet"), "ops": _ops(state)})
+        return 0
+    print("\n".join(table(HEAD, [_row(state[f"engine/{name}"], now) for name in chosen])))
+    fleet = state.get("fleet") or {}
+    if fleet:
+        required = fleet.get("required") or {}
+        weights = f"; required weights {required.get('version')} ({required.get('source')})" if required else ""
+        note(f"{fleet.get('serving')} of {fleet.get('total')} serve, at least {fleet.get('keep')} are kept{weights}")
+    if others := [name for name in chosen if state[f"engine/{name}"].get("owner") == "other"]:
+        note(f"not rltop's: {', '.join(others)}: others run them, only what HTTP allows can be done")
+    for op in _ops(state):
+        if op["state"] not in ENDED:
+            note(f"operation {op['op']} ({op['name']} {op['target']}, by {op['who']}): {op['stage'] or op['state']}")
+    return 0
+
+
+def _ops(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = [op for op in group(state, "op/").values() if str(op.get("name", "")).startswith(("engine-", "engines-"))]
+    return sorted(found, key=lambda op: int(op["op"]))
+
+
+def _chosen(state: Mapping[str, Any], engines: str) -> list[str]:
+    known = sorted(group(state, "engine/"), key=lambda name: (len(name), name))
+    if engines == "all":
+        return known
+    wanted = [word.strip() for word in engines.split(",") if word.strip()]
+    for name in wanted:
+        if name not in known:
+            why = f"there are {', '.join(known)}" if known else "the run has no engines"
+            raise RltopError(f"no such engine: {name!r}", where="engine", why=why, do="rltop engine list")
+    return wanted
+
+
+def _row(engine: Mapping[str, Any], now: float) -> list[Any]:
+    since = engine.get("since")
+    speed = engine.get("tokens_per_s")
+    return [
+        engine.get("id"),
+        str(engine.get("state")) + (" (other's)" if engine.get("owner") == "other" else ""),
+        age(now - since) if since else None,
+        engine.get("generation"),
+        engine.get("weight_version") or None,
+        engine.get("running"),
+        None if speed is None else round(speed),
+        signal_words(engine.get("signals") or {}),
+        toggle_words(engine),
+        why_words(engine, now),
+    ]
+
+
+def signal_words(signals: Mapping[str, Any]) -> str | None:
+    """`ok` when all that is known is well, else the signals that are not; None when nothing is known."""
+    known = {name: one for name, one in signals.items() if one and one.get("ok") is not None}
+    bad = [f"{name}: {one.get('text') or 'bad'}" for name, one in known.items() if not one["ok"]]
+    return "; ".join(bad) if bad else ("ok" if known else None)
+
+
+def toggle_words(engine: Mapping[str, Any]) -> str | None:
+    """`cuda_graph=on …`: the four that have a name of their own, and every one that is not as wanted."""
+    toggles, wanted = engine.get("toggles") or {}, engine.get("wanted") or {}
+    ignored = set(engine.get("ignored") or ())
+    words = []
+    for name in dict.fromkeys((*NAMED, *sorted({*wanted, *ignored}))):
+        value, want = toggles.get(name), wanted.get(name)
+        if name in ignored:
+            words.append(f"{name}={number(value)} (wanted {number(want)}: the flag had no effect)")
+        elif want is not None and value is not None and want != value:
+            words.append(f"{name}={value}->{want}")
+        elif name in NAMED and value is not None:
+            words.append(f"{name}={value}")
+    return " ".join(words) or None
+
+
+def why_words(engine: Mapping[str, Any], now: float) -> str | None:
+    """Why it is in its state, what it waits for, and how often it was restarted."""
+    words = [str(engine[key]) for key in ("cause", "stage", "pending", "error") if engine.get(key)]
+    if engine.get("backoff_until"):
+        words.append(f"again in {age(engine['backoff_until'] - now)}")
+    if engine.get("restarts"):
+        words.append(f"{engine['restarts']} restarts")
+    return "; ".join(dict.fromkeys(words)) or None
+
+
+# ---------------------------------------------------------------- acting
+
+
+def act(place: Place, ask: Ask, *, as_json: bool) -> int:
+    """Send the command and follow its operation to the end. Exit code 1 when it failed or was cancelled.
+
+    Raises RltopError: refused (exit code 2; 1 when only the moment is wrong), the run can not be reached.
+    """
+    begun: list[str] = []
+    try:
+        return asyncio.run(_act(place, ask, begun, as_json=as_json))
+    except KeyboardInterrupt:
+        if begun:
+            where = "" if place.target is None else f" --run {place.target}"
+            note(f"\noperation {begun[0]} goes on without this command: rltop engine cancel {begun[0]}{where} stops it")
+        raise
+
+
+async def _act(place: Place, ask: Ask, begun: list[str], *, as_json: bool) -> int:
+    client = place.client(role="control", name=ask.name, fps=10.0, want=WANT)
+    async with running(client):
+        await client.wait_live(place.patience_s)
+        mirror = client.mirror
+        chosen = [] if ask.command == "cancel" else _chosen(mirror.state, ask.target)
+        args = dict(ask.args)
+        if chosen and ask.command != "engine-http":
+            args["generations"] = {name: mirror.state[f"engine/{name}"]["generation"] for name in chosen}
+        start = time.monotonic()
+        answer = await client.command(ask.command, ask.target, args, reason=ask.reason, dry_run=ask.dry_run)
+        if isinstance(answer, Rejected):
+            raise refused(ask, answer)
+        if ask.dry_run or not ask.wait:
+            if as_json:
+                print_json({"run": mirror.run, "op": answer.op, "dry_run": ask.dry_run, "plan": answer.plan})
+            else:
+                print("\n".join(clean(line) for line in (answer.plan if ask.dry_run else [f"operation {answer.op}"])))
+            return 0
+        begun.append(answer.op)
+        for line in answer.plan:
+            note(clean(line))
+        op = await _followed(client, answer.op)
+        begun.clear()
+        seconds = time.monotonic() - start
+        if as_json:
+            engines = {name: mirror.state.get(f"engine/{name}") for name in chosen}
+            print_json({"run": mirror.run, **_told(op, seconds), "plan": answer.plan, "engines": engines})
+        else:
+            print(clean(f"{op['state']} in {seconds:.1f} s") + (f": {op['text']}" if op["text"] else ""))
+        return 0 if op["state"] == "done" else 1
+
+
+def refused(ask: Ask, answer: Rejected) -> RltopError:
+    """A rejected command as an error: the input is at fault, or only the moment."""
+    moment = answer.code in ("busy", "stale-generation", "stale-epoch")
+    return RltopError(
+        f"{ask.command} {ask.target}: {answer.code}", why=answer.why, do=answer.do, exit_code=1 if moment else 2
+    )
+
+
+def _told(op: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    keys = ("op", "name", "target", "state", "text", "who", "reason", "engines", "stages")
+    found: dict[str, Any] = {key: op.get(key) for key in keys}
+    stages = [{**stage, "seconds": round(stage["t"] - op["t"], 3)} for stage in op.get("stages") or []]
+    ended = op.get("ended")
+    return {**found, "targets": found.pop("engines"), "stages": stages} | {
+        "seconds": round(ended - op["t"] if ended else seconds, 3)
+    }
+
+
+async def _followed(client: Client, op: str) -> dict[str, Any]:
+    """The operation at its end; its stages are narrated meanwhile, each with the seconds since the command."""
+    shown = 0
+    while True:
+        cell = client.mirror.state.get(f"op/{op}")
+        if cell is not None:
+            stages = cell.get("stages") or []
+            for stage in stages[shown:]:
+                note(clean(f"{stage['t'] - cell['t']:7.1f} s  {stage['text']}"))
+            shown = max(shown, len(stages))
+            if cell["state"] in ENDED:
+                return dict(cell)
+        try:
+            async with asyncio.timeout(LOST_S):
+                await client.wait_change()
+                while client.status != "live":
+                    await client.wait_change()
+        except TimeoutError:
+            if client.status != "live":
+                raise RltopError(
+                    f"the daemon is gone; operation {op} is not over",
+                    why=client.problem,
+                    do="rltop up under the same name finishes it, or takes it back",
+                    exit_code=1,
+                ) from None
+
+
+# ---------------------------------------------------------------- A/B
+
+
+def show_ab(place: Place, *, as_json: bool) -> int:
+    """The difference so far. Exit code 1 when no A/B comparison is going on."""
+
+    async def look(client: Client) -> tuple[str, Any, float]:
+        return client.mirror.run, (client.mirror.state.get("fleet") or {}).get("ab"), client.mirror.server_time
+
+    run, found, now = ask(place, look, want=WANT)
+    if as_json:
+        print_json({"run": run, "ab": found})
+    elif not found:
+        note("no A/B comparison is going on: rltop engine ab cuda_graph=off begins one")
+    else:
+        print("\n".join(ab_lines(found, now)))
+    return 0 if found else 1
+
+
+def ab_lines(found: Mapping[str, Any], now: float) -> list[str]:
+    """Lines: what is compared, one row per measure with its 95 % interval, the verdict."""
+    changes = " ".join(f"{name}={value}" for name, value in (found.get("changes") or {}).items())
+    rows = [_ab_row(row) for row in found.get("rows") or []]
+    head = [clean(f"B has {changes}; since {age(now - (found.get('since') or now))}")]
+    verdict = [clean(str(found["verdict"]))] if found.get("verdict") else []
+    return [*head, *table(("", "A", "B", "B - A", "95 %", "n"), rows), *verdict]
+
+
+def _ab_row(row: Mapping[str, Any]) -> Sequence[Any]:
+    low, high = row.get("low"), row.get("high")
+    interval = None if low is None or high is None else f"{number(low)} … {number(high)}"
+    return [*(row.get(key) for key in ("name", "a", "b", "diff")), interval, row.get("n")]

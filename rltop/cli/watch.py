@@ -1,0 +1,140 @@
+"""`rltop watch --engine URL…`: a daemon and its dashboard over engines that others run.
+
+Every URL is asked before anything starts. Asked are `/model_info` (cheap, of every release) and, by the daemon,
+`/server_info`, `/metrics` and `/v1/loads`; never `/health` or `/generate`, which run the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+
+from rltop.cli.output import note, print_json
+from rltop.cli.signals import held, raised
+from rltop.errors import RltopError
+from rltop.runs import RunInfo
+
+ASK_S = 5.0
+Ask = Callable[[str], tuple[int, bytes]]
+"""Address -> status and body. Raises OSError when nobody answers."""
+
+
+def watch(
+    urls: Sequence[str], *, name: str | None, control: bool, keep: bool, headless: bool, as_json: bool, ascii_only: bool
+) -> int:
+    """Look at the engines, start the daemon, show. Returns the exit code.
+
+    Raises RltopError: a URL that is none or is no SGLang server (exit code 2), one that does not answer (1), no
+    terminal and not headless.
+    """
+    if not headless:
+        from rltop.cli.attach import require_terminal
+
+        require_terminal("watch", "rltop watch --engine URL --headless; then rltop engine list")
+    engines = checked(urls, _get)
+    with raised(), _started(engines, name, keep=keep or headless) as run:
+        if headless:
+            if as_json:
+                print_json({"run": run.name, "pid": run.pid, "path": str(run.path), "engines": engines})
+            else:
+                print(run.name)
+            return 0
+        from rltop.cli.attach import show
+        from rltop.client import local_client
+        from rltop.tui.app import RltopApp
+
+        client = local_client(run, role="control" if control else "view")
+        return show(RltopApp(client, control=control, ascii_only=ascii_only, title="watch"))
+
+
+@contextlib.contextmanager
+def _started(engines: Sequence[str], name: str | None, *, keep: bool) -> Iterator[RunInfo]:
+    from rltop.daemon.spawn import start_daemon, stop_daemon
+    from rltop.daemon.tether import Tether
+
+    run: RunInfo | None = None
+    tether = None if keep else Tether()  # a dashboard that is killed takes its daemon along
+    try:
+        with held():
+            run = start_daemon(name, config={"watch": {"engines": list(engines)}}, tether=tether)
+        yield run
+    finally:
+        if run is not None and keep:
+            note(f"run {run.name} goes on: rltop attach {run.name}   (rltop down {run.name} stops it)")
+        elif run is not None:
+            with held(lambda: note("still stopping …")):
+                stop_daemon(run)
+
+
+def checked(urls: Sequence[str], ask: Ask) -> list[str]:
+    """The URLs in one form, each once, each of them an SGLang server. Raises RltopError for the first that is not."""
+    found: list[str] = []
+    for typed in urls:
+        url = _normal(typed)
+        if url not in found:
+            _check(typed, url, ask)
+            found.append(url)
+    return found
+
+
+def _normal(typed: str) -> str:
+    text = typed if "://" in typed else f"http://{typed}"
+    try:
+        parts = urllib.parse.urlsplit(text)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        do = "rltop watch --engine http://host:30000"
+        raise RltopError(f"{typed!r} is no URL of an engine", where="watch --engine", why="http://HOST:PORT", do=do)
+    return text.rstrip("/")
+
+
+def _check(typed: str, url: str, ask: Ask) -> None:
+    status, body = 0, b""
+    for path in ("/model_info", "/get_model_info"):  # the second is the name of older releases
+        try:
+            status, body = ask(url + path)
+        except OSError as error:
+            raise RltopError(
+                "the engine does not answer",
+                where=f"watch --engine {typed}",
+                why=str(error),
+                do="is the port right, and can it be reached from here?",
+                exit_code=1,
+            ) from None
+        if status != 404:
+            break
+    if status in (401, 403):
+        why = f"{url}/model_info says {status}"
+        do = "an engine that was started with --api-key can not be watched"
+        raise RltopError("the engine wants a key", where=f"watch --engine {typed}", why=why, do=do)
+    if (wrong := _not_sglang(status, body)) is not None:
+        raise RltopError("this is no SGLang server", where=f"watch --engine {typed}", why=f"{url}/model_info {wrong}")
+
+
+def _not_sglang(status: int, body: bytes) -> str | None:
+    if status != 200:
+        return f"answers with status {status}"
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return "answers with something that is not JSON"
+    if not isinstance(found, dict) or not isinstance(found.get("model_path"), str) or "is_generation" not in found:
+        return "does not name a model as SGLang does"
+    return None
+
+
+def _get(address: str) -> tuple[int, bytes]:
+    import httpx
+
+    try:
+        # Engines are inside the cluster; a proxy from the environment would only be in the way.
+        answer = httpx.get(address, timeout=ASK_S, trust_env=False)
+    except httpx.TimeoutException as error:
+        raise OSError(f"no answer within {ASK_S:.0f} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+    return answer.status_code, answer.content

@@ -1,0 +1,121 @@
+"""The cells `engine/<id>`, `toggles/<id>` and `fleet` as viewers get them. Pure.
+
+The numbers of an engine come from the scraper (`rltop.daemon.sources`), its state and everything else from the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rltop.engines.requests import Required
+
+SCRAPED = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length", "seen", "error")
+MOST_OFFERS = 64
+SERVING = frozenset({"HEALTHY", "SUSPECT"})
+FLEET_KEYS: Mapping[str, Any] = {
+    "owner": "other",
+    "launcher": "",
+    "since": None,
+    "deadline": None,
+    "cause": "",
+    "fingerprint": None,
+    "restarts": 0,
+    "backoff_until": None,
+    "stage": "",
+    "pending": "",
+    "signals": {},
+    "toggles": {},
+    "wanted": {},
+    "ignored": [],
+    "weight_digest": "",
+    "arm": "",
+    "previous_generation": None,
+}
+"""What `engine/<id>` has beside the fields of an `engine` record and the scraped ones, and what stands there for an
+engine of which nobody knows more."""
+
+
+def carried(before: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    """What stays of an engine's cell under the fleet's new words: the scraped numbers, if it is the same process."""
+    same = before.get("generation") == cell.get("generation")
+    return {**FLEET_KEYS, **{name: before.get(name) if same else None for name in SCRAPED}}
+
+
+Launch = tuple[Sequence[str], Mapping[str, str], str]
+"""argv, environment and release of SGLang of the generation that should run."""
+
+
+class Offers:
+    """What each toggle could be set to now, or why not. Engines with one command line share the answer: it takes
+    tens of milliseconds to find out."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, dict[str, dict[str, str]]] = {}
+
+    def of(self, launch: Launch) -> Mapping[str, Mapping[str, str]]:
+        """Toggle -> choice -> "", or the reason why it is refused."""
+        from rltop.engines.toggles import choices
+
+        argv, env, version = launch
+        key = (tuple(argv), tuple(sorted(env.items())), version)
+        if key not in self._known:
+            if len(self._known) >= MOST_OFFERS:
+                del self._known[next(iter(self._known))]
+            self._known[key] = choices(argv, env, version=version)
+        return self._known[key]
+
+
+def toggle_cells(
+    cell: Mapping[str, Any], offered: Mapping[str, Mapping[str, str]], trainer: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """`toggles/<id>`: of every toggle its value, what is wanted, which choices there are and why others are refused.
+
+    trainer: the trainer's side of toggles that have two (`trainer_sides`).
+    """
+    from rltop.engines.toggle_table import TOGGLES
+
+    values, wanted = cell.get("toggles") or {}, cell.get("wanted") or {}
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys((*offered, *values, *wanted)):
+        choices, known = offered.get(name, {}), TOGGLES.get(name)
+        found[name] = {
+            "value": values.get(name),
+            "wanted": wanted.get(name),
+            "choices": [choice for choice, why in choices.items() if not why],
+            "refused": {choice: why for choice, why in choices.items() if why},
+            "aliases": list((cell.get("aliases") or {}).get(name, ())),
+            "verify": known.verify if known else "",
+            "sides": {"engine": values.get(name), "trainer": trainer.get(name)},
+            "free": known.value if known else "",
+        }
+    return found
+
+
+def trainer_sides(args: Mapping[str, Any]) -> dict[str, str | None]:
+    """The trainer's side of toggles that have two. args: of the run, under slime's names with underscores.
+
+    slime's `--moe-enable-deepep` is the trainer's half of DeepEP (Megatron's flex dispatcher).
+    """
+    told = args.get("moe_enable_deepep")
+    return {"deepep": None if told is None else "on" if told else "off"}
+
+
+def fleet_cell(
+    cells: Mapping[str, Mapping[str, Any]],
+    keep: int,
+    required: Required,
+    *,
+    safe_point: bool,
+    ab: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """`fleet`: how many serve, what weights are required, whether this is a safe point, the running comparison."""
+    return {
+        "serving": sum(cell.get("state") in SERVING for cell in cells.values()),
+        "total": len(cells),
+        "keep": keep,
+        "required": {"version": required.version, "source": required.source},
+        "safe_point": safe_point,
+        "ab": ab,
+    }

@@ -1,0 +1,355 @@
+"""The engines of a run that are the daemon's: a fleet, what it must know of the run, and what viewers see of it.
+
+The fleet (`rltop.engines.fleet`) launches, watches and restarts; nothing of it, nor of httpx or Ray, is imported before
+the run has an engine of its own. Here stands what only the daemon knows: which weights an engine must hold, whether a
+weight update or a rollout is going on, what the trainer's requests meet. And here the fleet's words become state cells
+(`engine/<id>`, `toggles/<id>`, `fleet`) and events.
+
+Failure policy: a fault of the fleet's control loop is an event and the loop begins anew after a moment, adopting what
+runs; it never takes the daemon down, and never an engine. The engines outlive a daemon that is killed, and are adopted
+by the next one from what their slot files say. They end with the run's trainer, however that ended, and with the run;
+engines that were left by a trainer that is gone are ended by the next daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rltop.daemon.core import Core, trim
+from rltop.daemon.engine_view import Offers, carried, fleet_cell, toggle_cells, trainer_sides
+from rltop.engines.requests import FleetPlan, Refused, Request, Required, StartEngines
+from rltop.errors import RltopError
+
+if TYPE_CHECKING:
+    from rltop.engines.launcher import Launcher
+
+Stage = Callable[[str], None]
+AGAIN_S = 1.0
+"""After a fault of the control loop."""
+TOLD_S = 5.0
+"""After the phase `update_weights` its `weights` record comes within this time; until then the update is going on."""
+_LIVE = frozenset({"running", "waiting", "lost"})
+_BUSY_PHASES = frozenset({"rollout", "eval", "update_weights", "offload", "onload"})
+"""Phases in which engines are asked, or their weights or memory moved: no safe point."""
+
+
+class Fleet(Protocol):
+    """What is used of `rltop.engines.fleet.Fleet`."""
+
+    async def run(self) -> None: ...
+    def plan(self, request: Request) -> FleetPlan | Refused: ...
+    async def carry_out(self, plan: FleetPlan, stage: Stage) -> str: ...
+    async def resume(self, request: Request, before: Mapping[str, int], stage: Stage) -> str: ...
+    async def stop_all(self, stage: Stage) -> str: ...
+    def trainer_saw(self, engine_id: str, generation: int, ok: bool, text: str) -> None: ...
+    def rollout_done(self) -> None: ...
+    def released(self, engine_id: str) -> None: ...
+    def resumed(self, engine_id: str) -> None: ...
+    def ids(self) -> list[str]: ...
+    def owns(self, engine_id: str) -> bool: ...
+    def launch(self, engine_id: str) -> tuple[tuple[str, ...], dict[str, str], str]: ...
+    def ab(self) -> dict[str, Any] | None: ...
+
+
+class MakeFleet(Protocol):
+    """Makes the fleet of a run; tests pass a fake."""
+
+    def __call__(self, engines: Engines, launchers: MutableMapping[str, Launcher]) -> Fleet: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the daemon keeps the run's engines: `[engines]` of the configuration."""
+
+    keep: Mapping[str, Any]
+    """keep_serving, restart, on_hang, drain_s, start_s, as far as given: fields of `FleetPolicy`."""
+    launcher: str = ""
+    """`local`, `ray`, or "": as the trainer says."""
+    ray_address: str = ""
+    slots: tuple[Mapping[str, Any], ...] = ()
+    """Engines that the daemon starts by itself: fields of `EngineSlot`."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> EngineOptions | None:
+        """From a daemon's configuration (validated in `rltop.config`); None: the engines are not the daemon's."""
+        found = config.get("engines")
+        if not isinstance(found, dict):
+            return None
+        keep = {key: found[key] for key in ("keep_serving", "restart", "on_hang", "drain_s", "start_s") if key in found}
+        slots: list[dict[str, Any]] = []
+        if found.get("model_path"):
+            shared = {key: found[key] for key in ("kind", "model_path", "args", "env", "python") if key in found}
+            shared.setdefault("kind", "sglang")
+            for at in range(int(found.get("count", 1))):
+                port = int(found.get("port", 0))
+                slots.append({**shared, "id": str(at), "port": port + at if port else 0})
+        return cls(keep, str(found.get("launcher", "")), str(found.get("ray_address", "")), tuple(slots))
+
+
+class Engines:
+    """The fleet of one run, or none.
+
+    options: None: the engines of this run are somebody else's. trainer_lives: whether the run's trainer is there.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        options: EngineOptions | None,
+        *,
+        run_dir: Path,
+        trainer_lives: Callable[[], bool],
+        make: MakeFleet,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._core = core
+        self.options = options
+        self.run_dir = run_dir
+        self._trainer_lives = trainer_lives
+        self._make = make
+        self._sleep = sleep
+        self._launchers: dict[str, Launcher] = {}
+        self._fleet: Fleet | None = None
+        self._made = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+        self._offers = Offers()
+        self._phases: tuple[str, ...] = ()
+        self._updated = 0.0
+        """When the phase update_weights was last left without its `weights` record; 0: it was told."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether engines of this run may be the daemon's."""
+        return self.options is not None
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet, made when first asked for. Raises RltopError where the engines are somebody else's."""
+        if self.options is None:
+            raise RltopError(
+                "the engines of this run are not rltop's", why="it was started without a fleet", exit_code=1
+            )
+        if self._fleet is None:
+            self._fleet = self._make(self, self._launchers)
+            self._made.set()
+        return self._fleet
+
+    def owns(self, engine_id: str) -> bool:
+        """Whether the daemon started this engine, or an earlier one did and it is not adopted yet."""
+        if self._fleet is not None and self._fleet.owns(engine_id):
+            return True
+        return self.enabled and (self._core.table.get(f"engine/{engine_id}") or {}).get("owner") == "rltop"
+
+    # ---------------------------------------------------------------- life
+
+    async def begin(self, *, stale: bool) -> None:
+        """Make the fleet if an earlier daemon left engines. stale: they were for a trainer that is gone; end them."""
+        if self.enabled and any((self.run_dir / "engines").glob("*/slot.json")) and self.fleet and stale:
+            await self.stop_left()
+
+    async def stop_left(self) -> None:
+        """End the engines of a trainer that ended while no daemon was there."""
+        if self._fleet is not None and self._fleet.ids():
+            self._core.event("engine", "warn", "the trainer of these engines is gone: they are stopped", "daemon")
+            await self._say(self.stop_all)
+
+    def trainer_ended(self, why: str) -> None:
+        """The run's trainer ended, however: its engines end too, unless the daemon has more to tell us first."""
+        if self._fleet is not None and self._fleet.ids():
+            self._core.event("engine", "info", f"the trainer ended ({why}): its engines are stopped", "daemon")
+            self._ending = asyncio.get_running_loop().create_task(self._say(self.stop_all))
+
+    async def _say(self, work: Callable[[Stage], Awaitable[str]]) -> None:
+        """Do it; its stages and its end are events."""
+        try:
+            text = await work(lambda stage: self.event("debug", stage, "", "", ""))
+        except RltopError as error:
+            self.event("error", f"engines could not be stopped: {error}", "", "", "")
+        else:
+            self.event("info", text, "", "", "")
+
+    async def run(self) -> None:
+        """The control loop of the fleet, once there is one, until cancelled."""
+        await self._made.wait()
+        while True:
+            try:
+                await self.fleet.run()
+            except Exception as error:
+                text = f"fault in the engines' control loop: {type(error).__name__}: {error}; it begins anew"
+                self._core.event("log", "error", text, "daemon")
+            await self._sleep(AGAIN_S)
+
+    @property
+    def own_slots(self) -> tuple[Mapping[str, Any], ...]:
+        """Engines that the daemon starts by itself, as the configuration declares them."""
+        return () if self.options is None else self.options.slots
+
+    async def stop_all(self, stage: Stage) -> str:
+        """End every engine: the run's trainer is gone, or the run ends."""
+        if self._fleet is None or not self._fleet.ids():
+            return "there were no engines"
+        return await self._fleet.stop_all(stage)
+
+    async def close(self) -> None:
+        """The daemon ends; the engines, if any are left, go on."""
+        if self._ending is not None:
+            self._ending.cancel()
+            await asyncio.gather(self._ending, return_exceptions=True)
+        for launcher in self._launchers.values():
+            await launcher.close()
+
+    async def ensure_launcher(self, request: StartEngines) -> None:
+        """Have the launcher that the request names. Raises RltopError when its cluster can not be reached."""
+        if request.launcher == "ray" and "ray" not in self._launchers:
+            self._launchers["ray"] = await asyncio.to_thread(_ray_launcher, dict(request.ray or {}))
+
+    # ---------------------------------------------------------------- what the fleet asks
+
+    def required(self) -> Required:
+        """The weights that an engine must hold before it serves."""
+        table = self._core.table
+        if self._trainer_lives():
+            weights = table.get("weights") or {}
+            if not weights.get("version"):
+                return Required(version="default", source="trainer")
+            return Required(version=str(weights["version"]), source="trainer", digest=_comparable_digest(weights))
+        if (newest := newest_published(self.run_dir)) is not None:
+            version = str(int(newest.name.removeprefix("weight_v")))
+            return Required(version=version, source="disk", path=str(newest))
+        return Required(version="default", source="base")
+
+    def updating(self) -> bool:
+        """Whether a weight update is going on: from entering the phase to the `weights` record about it."""
+        waits = bool(self._updated) and self._core.now() - self._updated < TOLD_S
+        return "update_weights" in self._phases or waits
+
+    def safe_point(self) -> bool:
+        """Whether no rollout is going on and nothing moves weights or memory."""
+        return not self.updating() and not _BUSY_PHASES.intersection(self._phases)
+
+    # ---------------------------------------------------------------- what the run says
+
+    def see_phase(self) -> None:
+        """The cell `phase` has changed."""
+        before, self._phases = self._phases, tuple((self._core.table.get("phase") or {}).get("open") or ())
+        if "update_weights" in before and "update_weights" not in self._phases:
+            self._updated = self._core.now()
+        if self._fleet is not None:
+            if "rollout" in before and "rollout" not in self._phases:
+                self._fleet.rollout_done()
+            self.refresh()
+
+    def see_weights(self) -> None:
+        """The cell `weights` has changed."""
+        self._updated = 0.0
+        self.refresh()
+
+    def see_trouble(self, engine_id: str, generation: int, trouble: str) -> None:
+        """The trainer's requests to this engine fail (`trouble` says how), or succeed again ("")."""
+        if self._fleet is not None and self._fleet.owns(engine_id):
+            self._fleet.trainer_saw(engine_id, generation, not trouble, trouble)
+
+    def see_state(self, engine_id: str, state: str) -> None:
+        """The trainer says that it released (OFFLOADED) or resumed an engine's memory."""
+        if self._fleet is None or not self._fleet.owns(engine_id):
+            return
+        now = (self._core.table.get(f"engine/{engine_id}") or {}).get("state")
+        if state == "OFFLOADED" and now != "OFFLOADED":
+            self._fleet.released(engine_id)
+        elif state != "OFFLOADED" and now == "OFFLOADED":
+            self._fleet.resumed(engine_id)
+
+    # ---------------------------------------------------------------- what viewers see
+
+    def publish(self, engine_id: str, cell: dict[str, Any] | None) -> None:
+        """The fleet's words about one engine; None: it is gone."""
+        key = f"engine/{engine_id}"
+        if cell is None:
+            self._core.set(key, None)
+            self._core.set(f"toggles/{engine_id}", None)
+        else:
+            before = self._core.table.get(key) or {}
+            self._core.set(key, {**carried(before, cell), **trim(cell), "id": engine_id, "owner": "rltop"})
+            args = (self._core.table.get("run") or {}).get("args") or {}
+            self._core.set(f"toggles/{engine_id}", toggle_cells(cell, self._offered(engine_id), trainer_sides(args)))
+        self.refresh()
+
+    def event(self, level: str, text: str, engine_id: str, before: str, after: str) -> None:
+        """Something happened to an engine."""
+        more = {"from": before or None, "to": after or None}
+        self._core.event("engine", level, text, "daemon", id=engine_id, **more)
+
+    def refresh(self) -> None:
+        """Bring the cell `fleet` up to date."""
+        if self._fleet is None:
+            return
+        ids = self._fleet.ids()
+        cells = {name: self._core.table.get(f"engine/{name}") or {} for name in ids}
+        keep = int((self.options.keep if self.options else {}).get("keep_serving", 1))
+        found = fleet_cell(cells, keep, self.required(), safe_point=self.safe_point(), ab=self._fleet.ab())
+        self._core.set("fleet", found if ids else None)
+
+    def _offered(self, engine_id: str) -> Mapping[str, Mapping[str, str]]:
+        assert self._fleet is not None, "the fleet speaks, so it is there"
+        try:
+            return self._offers.of(self._fleet.launch(engine_id))
+        except (KeyError, RltopError):  # it is only being declared, or its arguments can not be read
+            return {}
+
+
+def newest_published(run_dir: Path) -> Path | None:
+    """The newest `weight_vNNNNNN` directory that the run's trainer published under the run directory."""
+    found = [
+        path
+        for pattern in ("weights/weight_v*", "*/weights/weight_v*")
+        for path in run_dir.glob(pattern)
+        if path.name.removeprefix("weight_v").isdigit() and path.is_dir()
+    ]
+    return max(found, key=lambda path: int(path.name.removeprefix("weight_v")), default=None)
+
+
+def _comparable_digest(weights: Mapping[str, Any]) -> str:
+    """The trainer's digest where an engine of this run has answered the very same: engines that name their tensors
+    otherwise (SGLang stacks q, k and v) can never answer it, and for them the label decides."""
+    digest = str(weights.get("digest") or "")
+    replies = [said for said in (weights.get("engines") or {}).values() if isinstance(said, dict)]
+    return digest if digest and any(said.get("digest") == digest for said in replies) else ""
+
+
+def _ray_launcher(ray: Mapping[str, Any]) -> Launcher:
+    launcher: Launcher = importlib.import_module("rltop.engines.ray_launcher").RayLauncher.connect(ray)
+    return launcher
+
+
+def make_fleet(engines: Engines, launchers: MutableMapping[str, Launcher]) -> Fleet:
+    """The real fleet, with the local launcher."""
+    from rltop.engines.client import AsyncEngineClient
+    from rltop.engines.fleet import Fleet as RealFleet
+    from rltop.engines.states import FleetPolicy
+
+    assert engines.options is not None, "a fleet is only made for a run that has options for one"
+    launchers["local"] = importlib.import_module("rltop.engines.local").LocalLauncher()
+    try:
+        policy = FleetPolicy(**engines.options.keep)
+    except (TypeError, ValueError) as error:
+        raise RltopError("[engines] can not be used", why=str(error)) from error
+    return RealFleet(
+        run=engines.run_dir.name,
+        run_dir=engines.run_dir,
+        launchers=launchers,
+        http=AsyncEngineClient,
+        policy=policy,
+        clock=time.monotonic,
+        wall=time.time,
+        publish=engines.publish,
+        event=engines.event,
+        required=engines.required,
+        updating=engines.updating,
+        safe_point=engines.safe_point,
+    )

@@ -1,0 +1,199 @@
+"""Engines that others run: found out over HTTP what they are, never started, stopped or restarted.
+
+Every engine that the daemon does not own (of `rltop watch --engine`, or told by a trainer's record) is asked once for
+`/server_info`: its release and its toggles. Of watched ones the state too is told from outside: they answer (HEALTHY),
+do not answer (SUSPECT), or have not for half a minute (LOST). `/health` and `/generate` are never asked.
+
+Failure policy: what does not answer is unknown and asked again later; nothing here ends anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rltop.daemon.core import Core
+from rltop.daemon.engine_view import FLEET_KEYS, SCRAPED
+from rltop.errors import RltopError
+
+EVERY_S = 2.0
+ASK_S = 5.0
+"""`/server_info` goes through the scheduler: of an engine that hangs it never comes."""
+AGAIN_S = 15.0
+"""Until an engine that did not tell its toggles is asked again."""
+LOST_S = 30.0
+_ASKED = frozenset({"HEALTHY", "SUSPECT"})
+
+AskInfo = Callable[[str], Awaitable[Mapping[str, Any]]]
+"""URL -> `/server_info`. Raises RltopError."""
+
+
+def watched(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """URLs of `rltop watch --engine`, from a daemon's configuration."""
+    found = config.get("watch")
+    urls = found.get("engines") if isinstance(found, dict) else None
+    return tuple(map(str, urls)) if isinstance(urls, list) else ()
+
+
+class Others:
+    """Keeps the cells of engines that others run. `urls`: those that are watched; they get the ids 0, 1, …"""
+
+    def __init__(
+        self,
+        core: Core,
+        urls: Sequence[str],
+        *,
+        ask: AskInfo | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._core = core
+        self._urls = tuple(urls)
+        self._ask = ask or server_info
+        self._sleep = sleep
+        self._asked: dict[str, tuple[str, int, float]] = {}
+        """Engine -> URL and generation that was asked, and when to ask again (inf: it has told)."""
+        self._started: dict[str, Any] = {}
+        """Watched engine -> `startup_time`: another one is another process."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if self._urls:
+            self._begin()
+        while True:
+            await self._sleep(EVERY_S)
+            await self.once()
+
+    async def once(self) -> None:
+        """Look at every such engine once."""
+        now = self._core.now()
+        due = []
+        for key in self._core.table.keys("engine/"):
+            engine = self._core.table.get(key)
+            if engine.get("owner") == "rltop" or not engine.get("url"):
+                continue
+            if engine["id"].isdigit() and int(engine["id"]) < len(self._urls):
+                self._judge(key, engine, now)
+                engine = self._core.table.get(key)
+            if engine.get("state") not in _ASKED or engine.get("error"):
+                continue
+            url, generation, again = self._asked.get(key, ("", 0, 0.0))
+            if (url, generation) != (engine["url"], engine["generation"]) or now >= again:
+                self._asked[key] = (engine["url"], engine["generation"], now + AGAIN_S)
+                due.append(self._discover(key, engine))
+        await asyncio.gather(*due)
+
+    def _begin(self) -> None:
+        words = "engines that others run: rltop reads, and starts and stops nothing"
+        self._core.update("run", state="running", framework="sglang", text=words)
+        for at, url in enumerate(self._urls):
+            host = urllib.parse.urlsplit(url).hostname or ""
+            facts = {"id": str(at), "url": url, "kind": "sglang", "state": "SUSPECT", "generation": 1, "pid": 0}
+            more = {"host": host, "version": "", "weight_version": "", "model_path": "", "log": ""}
+            unknown = dict.fromkeys(SCRAPED)
+            self._core.set(f"engine/{at}", {**FLEET_KEYS, **facts, **more, **unknown, "since": self._core.now()})
+
+    def _judge(self, key: str, engine: Mapping[str, Any], now: float) -> None:
+        """State of a watched engine, from what the scraper saw last."""
+        seen, error = engine.get("seen"), engine.get("error")
+        silent = now - max(seen or 0.0, 0.0 if seen else engine.get("since") or now)
+        if seen and not error:
+            state, cause = "HEALTHY", "it answers"
+        elif silent >= LOST_S:
+            state, cause = "LOST", f"no answer for {silent:.0f} s"
+        else:
+            state, cause = "SUSPECT", "it does not answer" if error else "not asked yet"
+        was = engine["state"]
+        if state != "HEALTHY" and was == "HEALTHY":
+            self._asked.pop(key, None)  # it may come back as another process
+        ok = {"HEALTHY": True, "LOST": False}.get(state, False if error else None)
+        signals = {"probe": {"ok": ok, "text": error or "", "t": now if error else seen}}
+        moved = {} if was == state else {"since": now}
+        self._core.update(key, state=state, cause=cause if state != "HEALTHY" else "", signals=signals, **moved)
+        if was != state and not (was == "SUSPECT" and cause == "not asked yet"):
+            level = "info" if state == "HEALTHY" else "warn" if state == "SUSPECT" else "error"
+            text = f"engine {engine['id']} (others run it): {was} -> {state}: {cause}"
+            self._core.event("engine", level, text, "daemon", id=engine["id"], **{"from": was, "to": state})
+
+    async def _discover(self, key: str, engine: Mapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                info = await self._ask(engine["url"])
+        except (RltopError, TimeoutError):
+            return  # unknown, asked again
+        now = self._core.table.get(key)
+        if now is None or now["url"] != engine["url"] or now["generation"] != engine["generation"]:
+            return
+        self._asked[key] = (engine["url"], engine["generation"], float("inf"))
+        facts = facts_of(info)
+        started = info.get("startup_time")
+        if self._started.setdefault(key, started) != started:
+            self._started[key] = started
+            facts["generation"] = engine["generation"] + 1
+            self._asked[key] = (engine["url"], engine["generation"] + 1, float("inf"))
+            text = f"engine {engine['id']} (others run it): it was restarted"
+            self._core.event("engine", "warn", text, "daemon", id=engine["id"], **{"from": None, "to": now["state"]})
+        self._core.update(key, **facts)
+        cells = {name: _shown(value) for name, value in facts["toggles"].items()}
+        self._core.set(f"toggles/{engine['id']}", cells or None)
+
+
+def _shown(value: str) -> dict[str, Any]:
+    why = "rltop did not start this engine, so it can not restart it"
+    return {
+        "value": value,
+        "wanted": None,
+        "choices": [],
+        "refused": {"": why},
+        "aliases": [],
+        "verify": "/server_info",
+        "sides": {"engine": value, "trainer": None},
+        "free": "",
+    }
+
+
+def facts_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `/server_info` goes into an engine's cell. Its keys and passwords do not: nothing but this is taken."""
+    from rltop.engines.verify import read_server_info
+
+    version = str(info.get("sglang_version") or info.get("version") or "")
+    toggles = read_server_info(info, None, version=version)
+    facts: dict[str, Any] = {"toggles": {name: value for name, value in toggles.items() if value is not None}}
+    facts["kind"] = "cpu" if "rltop_engine" in info else "sglang"
+    facts["version"] = str(info.get("version") or "")
+    for name in ("model_path", "weight_version"):
+        if isinstance(info.get(name), str):
+            facts[name] = info[name]
+    return facts
+
+
+async def server_info(url: str) -> Mapping[str, Any]:
+    """`/server_info` of an engine. Raises RltopError."""
+    from rltop.engines.client import AsyncEngineClient
+
+    async with AsyncEngineClient(url) as client:
+        return await client.server_info()
+
+
+async def engine_http(url: str, action: str) -> str:
+    """What SGLang's HTTP API allows, asked of any engine. Raises RltopError."""
+    from rltop.engines.client import AsyncEngineClient
+
+    async with AsyncEngineClient(url) as client:
+        match action:
+            case "flush":
+                await client.flush_cache()
+                return "the cache is empty"
+            case "pause":
+                # in_place keeps what runs: retract, followed by a weight update with a flush, ends SGLang.
+                await client.pause("in_place")
+                return "it is paused, and keeps its requests"
+            case "continue":
+                await client.resume_generation()
+                return "it goes on"
+            case "profile":
+                await client.profile()
+                return "it writes a profile of its next steps where SGLANG_TORCH_PROFILER_DIR says"
+            case _:
+                raise RltopError(f"{action!r} can not be asked of an engine", where=url)
