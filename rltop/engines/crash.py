@@ -88,6 +88,8 @@ class Crash:
     """`stdout.log:123: text`, at most 12."""
     known: tuple[str, ...] = ()
     """Issues that it looks like, the likeliest first."""
+    injected: str = ""
+    """Name of the fault that rltop's CPU engine was told to have; empty for a crash of its own."""
 
 
 # -- which line is the first fault
@@ -261,11 +263,28 @@ def explain(
     stage: Stage,
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
+    injected: str = "",
 ) -> Crash:
     """The crash of an engine whose log had these faults and, around them, these events. Never raises.
 
-    asked: rltop ended it; flags: settings in effect; stage: how far the start is by now.
+    asked: rltop ended it; flags: settings in effect; stage: how far the start is by now; injected: a fault that the
+    stand-in was told to have.
     """
+    found = _explain(suspects, events, exit_code, asked, stage, flags, known)
+    if not injected or found.kind == "stopped":
+        return found
+    return replace(found, injected=injected, cause=f"{found.cause} A rehearsal: the fault {injected} was injected.")
+
+
+def _explain(
+    suspects: Sequence[Suspect],
+    events: Sequence[LogEvent],
+    exit_code: int | None,
+    asked: bool,
+    stage: Stage,
+    flags: Mapping[str, object],
+    known: tuple[KnownCrash, ...],
+) -> Crash:
     first = first_of(suspects)
     if first is None or (asked and strength(first) < ROOT):
         return _without_fault(exit_code, asked, stage)

@@ -130,6 +130,7 @@ class EngineHealth:
     _generate_failed: str = ""
     _trainer: str = ""
     _dying: str = ""
+    _injected: str = ""
     _stage: Stage = Stage.LAUNCHING
     _doubted: float | None = None
     """When there was last a reason for doubt."""
@@ -174,7 +175,7 @@ class EngineHealth:
 
     def read(self, log: EngineLog, news: Iterable[LogNews], now: float) -> None:
         """What is new in its log."""
-        self._stage = log.stage
+        self._stage, self._injected = log.stage, log.injected
         for one in news:
             if one.kind is NewsKind.BATCH:
                 if one.what == "decode":
@@ -198,12 +199,12 @@ class EngineHealth:
         verdict = self._dead() or self._hung(phase, now, doubts)
         if verdict is not None:
             self._doubted = now
-            return verdict
+            return Verdict(verdict.state, verdict.why + self._rehearsal())
         if phase is not Phase.STARTING and self._trainer:
             doubts.append(f"the trainer's requests fail: {self._trainer}")
         if doubts:
             self._doubted = now
-            return Verdict("suspect", "; ".join(doubts))
+            return Verdict("suspect", "; ".join(doubts) + self._rehearsal())
         if self._doubted is not None and now - self._doubted < self.limits.calm_s:
             return Verdict("suspect", f"well again for {span(now - self._doubted)}")
         self._doubted = None
@@ -364,6 +365,9 @@ class EngineHealth:
         if self.speculative.upper() != "NGRAM":
             return ""
         return "; NGRAM compiles its sampler at the first request with a temperature, 94 s were measured"
+
+    def _rehearsal(self) -> str:
+        return f" (a rehearsal: the fault {self._injected} was injected)" if self._injected else ""
 
     def _answers(self) -> str:
         """That a route answers does not mean that it works."""

@@ -62,6 +62,8 @@ class NewsKind(StrEnum):
     FAULT = "fault"
     REFUSAL = "refusal"
     HEALTH = "health"
+    INJECTED = "injected"
+    """rltop's CPU engine says that it has a fault because it was told to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,8 @@ class LogNews:
     kind: NewsKind
     what: str
     """The stage; `prefill` or `decode`; the recogniser that saw the fault (`ima`, `oom`, `death`, ...); what was
-    refused (`update`, `weights`, `length`, `flush`, or an HTTP path); `server` for the engine's own health check."""
+    refused (`update`, `weights`, `length`, `flush`, or an HTTP path); `server` for the engine's own health check; the
+    name of an injected fault."""
     text: str
     line: int
     """From 1."""
@@ -119,6 +122,8 @@ class EngineLog:
     """Bytes that were fed: where the next chunk begins."""
     fault: LogNews | None = None
     """The first fault that no engine survives; the process may still be there."""
+    injected: str = ""
+    """The newest fault that was injected and struck: a rehearsal."""
     _scan: LogScan = field(init=False)
     _splitter: Splitter = field(default_factory=Splitter)
     _suspects: FirstAndNewest[Suspect] = field(default_factory=lambda: FirstAndNewest(*SUSPECTS))
@@ -161,6 +166,7 @@ class EngineLog:
             stage=self.stage,
             flags=self.flags,
             known=self.known,
+            injected=self.injected,
         )
 
     # -- events
@@ -179,6 +185,8 @@ class EngineLog:
                 self._on_http(event)
             case "health" if word(event, "by") == "server":
                 self._tell(NewsKind.HEALTH, "server", event)
+            case "injected":
+                self._on_injected(event)
             case "harmless":
                 self._harmless = event.where.line or 0
             case kind if kind in _REFUSALS:
@@ -239,6 +247,14 @@ class EngineLog:
         else:
             self.decode = batch
         self._tell(NewsKind.BATCH, event.kind, event)
+
+    def _on_injected(self, event: LogEvent) -> None:
+        name = word(event, "fault")
+        if word(event, "what") == "strikes":
+            self.injected = name
+        elif word(event, "what") == "disarmed" and self.injected == name:
+            self.injected = ""
+        self._tell(NewsKind.INJECTED, name, event)
 
     def _on_http(self, event: LogEvent) -> None:
         status, path = event.data.get("status"), word(event, "path")

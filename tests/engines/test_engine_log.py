@@ -329,6 +329,18 @@ def test_a_known_crash_is_named_with_its_fix() -> None:
     assert crash.do
 
 
+def test_an_injected_fault_is_called_a_rehearsal_wherever_it_is_told() -> None:
+    strikes = f"{AT} INJECTED FAULT (rltop's CPU engine, a rehearsal): strikes: ima:cuda_graph:hazard=0.02\n"
+    log, news = fed(UP + DECODE + strikes + trace(IMA, *DECODING) + QUIT)
+    assert [n.what for n in news if n.kind is NewsKind.INJECTED] == ["ima"]
+    crash = log.crash(exit_code=-9)
+    assert crash.injected == "ima"
+    assert crash.cause.endswith("A rehearsal: the fault ima was injected.")
+    assert crash.fingerprint == crash_of(UP + DECODE + trace(IMA, *DECODING) + QUIT).fingerprint
+    log, _ = fed(UP + strikes + strikes.replace("strikes", "disarmed") + DECODE)
+    assert log.injected == ""
+
+
 def test_a_stop_that_was_asked_for_is_no_crash() -> None:
     log, _ = fed(UP + f"{AT} SIGTERM received. signum=None. Draining requests and shutting down...\n")
     assert log.crash(exit_code=-9, asked=True).kind == "stopped"

@@ -241,6 +241,14 @@ def test_a_fatal_line_in_the_log_is_the_end_while_the_process_still_lives() -> N
     assert engine.ok("log") is False
 
 
+def test_a_rehearsal_is_called_one() -> None:
+    engine = Engine()
+    engine.write("[2026-01-02 03:04:05] INJECTED FAULT (rltop's CPU engine, a rehearsal): strikes: hang\n")
+    found = engine.seconds(L.stall_hung_s + 2, running=1, active=1)
+    assert found.state == "hung"
+    assert found.why.endswith("(a rehearsal: the fault hang was injected)")
+
+
 def test_failures_that_the_trainer_sees_are_doubts_until_it_succeeds_again() -> None:
     engine = Engine()
     engine.seconds(5)

@@ -177,6 +177,15 @@ def _sigterm(line: Line) -> Mapping[str, object] | None:
     return of_engine(line) if "SIGTERM received" in line.text else None
 
 
+_INJECTED = re.compile(r"INJECTED FAULT .{0,60}?: (?P<what>armed|disarmed|strikes): (?P<fault>[\w-]+)")
+
+
+def _injected(line: Line) -> Mapping[str, object] | None:
+    """rltop's CPU engine was told to have a fault: what (armed, disarmed, strikes), fault."""
+    found = _INJECTED.search(line.text)
+    return {"what": found["what"], "fault": found["fault"]} if found else None
+
+
 _TAGS = re.compile(r"tags?\s*[=:]\s*\[?(?P<tags>[^\]\n]*)\]?")
 
 
@@ -219,6 +228,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         ),
         _stage,
     ),
+    Recogniser("injected", ("INJECTED FAULT",), _injected),
     Recogniser("sigterm", ("SIGTERM received",), _sigterm),
     _memory_call("release"),
     _memory_call("resume"),
