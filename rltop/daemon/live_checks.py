@@ -285,7 +285,7 @@ class LiveChecks:
                 same=answer.get("same") if isinstance(answer.get("same"), bool) else None,
             )
             for name, answer in answers
-            if isinstance(answer, Mapping)
+            if isinstance(answer, Mapping) and not answer.get("gone")  # an engine that went away refused nothing
         )
         sync = SyncEvent(
             version=weights.version,

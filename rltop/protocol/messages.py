@@ -134,7 +134,7 @@ class WeightsPayload(msgspec.Struct, frozen=True):
     transport: str = ""
     """`disk`, `tensor`, `distributed`."""
     engines: dict[str, Any] = {}
-    """engine id -> {ok, version, message, digest}."""
+    """engine id -> {ok, version, message, digest, same, gone}."""
     digest: str = ""
     """Digest over all pushed tensors, as the trainer sees them."""
     elapsed_s: float | None = None

@@ -114,6 +114,12 @@ class TrainConfig:
     weight_transport: Transport = "disk"
     """How weights reach the engines after every step: a checkpoint on disk, or tensors over HTTP."""
 
+    rollout_engine_wait_s: float = 600.0
+    """Where rltop's daemon owns the engines and brings them back: seconds that a rollout waits while none can be asked,
+    before the run ends."""
+    save_debug_rollout_data: str | None = None
+    """Path to which the samples of every rollout are saved, in slime's format; {rollout_id} in it is filled in."""
+
     seed: int = 1234
     """Weights, cold start, prompts and samples all follow from it."""
     deterministic: bool = False
@@ -242,6 +248,7 @@ def validate(config: TrainConfig) -> None:
             why="--engine is cpu, rltop's own stand-in",
             do="--engine sglang",
         )
+    _check_dump(config)
     for text in config.engine_env:
         name, equals, _ = text.partition("=")
         if not equals or not name:
@@ -278,6 +285,7 @@ _RANGES: dict[str, tuple[float, str]] = {
     "num_steps_per_rollout": (1, "the number of steps"),
     "rollout_max_response_len": (1, "the longest response"),
     "rollout_num_engines": (1, "the number of engines"),
+    "rollout_engine_wait_s": (0, "the wait for an engine"),
     "save_interval": (1, "the save interval"),
     "cold_start_steps": (0, "the number of cold-start steps"),
     "cold_start_loss": (0, "the loss that ends the cold start"),
@@ -291,6 +299,25 @@ _RANGES: dict[str, tuple[float, str]] = {
     "seed": (0, "the seed"),
 }
 """Field -> smallest legal value and what it is called."""
+
+
+def _check_dump(config: TrainConfig) -> None:
+    """The path of the dumps must be one for every rollout."""
+    path = config.save_debug_rollout_data
+    if path is None:
+        return
+    try:
+        first, second = (path.format(rollout_id=at) for at in range(2))
+        why = "" if first != second else "it is the same for every rollout: each would overwrite the one before"
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        why = f"only {{rollout_id}} can stand in it ({type(error).__name__}: {error})"
+    if why:
+        raise RltopError(
+            "not a path for dumps",
+            where=f"--save-debug-rollout-data {path}",
+            why=why,
+            do="--save-debug-rollout-data 'DIR/{rollout_id}.pt'",
+        )
 
 
 def _check_ranks(config: TrainConfig) -> None:

@@ -42,6 +42,10 @@ class RayOptions:
     """Resources per bundle of the placement group, the trainer's first."""
     directory: Path
     """Where a private cluster keeps its sockets and logs. Its path must be short."""
+    name: str = ""
+    """Of the placement group, under which others find it in `namespace`; empty: it has none."""
+    namespace: str | None = None
+    """In a cluster that is joined; None: one of its own."""
 
 
 class Actor:
@@ -72,9 +76,11 @@ class Actor:
         """Wait until the process runs; raises RltopError if it cannot start."""
         self._pid = self._cluster.wait(self._handle.process_id.remote(), self._name, 0)
 
-    def call(self, method: str, *args: Any, watch: Sequence[Callable[[], None]] = ()) -> Any:
-        """Result of a method. `watch` is called about once a second meanwhile and may raise."""
-        return self._cluster.wait(getattr(self._handle, method).remote(*args), self._name, self._pid, watch)
+    def call(
+        self, method: str, *args: Any, watch: Sequence[Callable[[], None]] = (), every_s: float = _WATCH_EVERY_S
+    ) -> Any:
+        """Result of a method. `watch` is called about so often meanwhile and may raise."""
+        return self._cluster.wait(getattr(self._handle, method).remote(*args), self._name, self._pid, watch, every_s)
 
     def begin(self, method: str, *args: Any) -> Any:
         """Start a method without waiting; give what comes back to `result` or `settled`."""
@@ -118,19 +124,29 @@ class Cluster:
     exposed: str = ""
     """Why strangers may run code in it, in words; "" when they may not (`exposure`)."""
 
-    def actor(self, cls: type[Any], *args: Any, name: str, bundle: int, cpus: float) -> Actor:
-        """Start an actor of a plain class in a bundle. It must have a method `process_id`."""
+    def actor(self, cls: type[Any], *args: Any, name: str, bundle: int, cpus: float, lanes: int = 1) -> Actor:
+        """Start an actor of a plain class in a bundle. It must have a method `process_id`.
+
+        lanes: how many of its methods may run at a time, each in a thread of its own.
+        """
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self.group, placement_group_bundle_index=bundle
         )
-        remote = self.ray.remote(cls).options(num_cpus=cpus, scheduling_strategy=strategy)
+        remote = self.ray.remote(cls).options(num_cpus=cpus, scheduling_strategy=strategy, max_concurrency=lanes)
         return Actor(self, remote.remote(*args), name)
 
-    def wait(self, ref: Any, name: str, pid: int, watch: Sequence[Callable[[], None]] = ()) -> Any:
+    def wait(
+        self,
+        ref: Any,
+        name: str,
+        pid: int,
+        watch: Sequence[Callable[[], None]] = (),
+        every_s: float = _WATCH_EVERY_S,
+    ) -> Any:
         """The value of `ref`, watching signals and neighbours meanwhile."""
         while True:
             self.signals.check()
-            ready, _ = self.ray.wait([ref], timeout=_WATCH_EVERY_S)
+            ready, _ = self.ray.wait([ref], timeout=every_s)
             if ready:
                 break
             for look in watch:
@@ -189,8 +205,8 @@ def ray_cluster(options: RayOptions, signals: Signals) -> Iterator[Cluster]:
             _start(ray, options.directory, cpus=cpus, signals=signals)
             session = options.directory / "session_latest"
         else:
-            _join(ray, str(options.address), signals)
-        group = _place(ray, options.bundles, signals)
+            _join(ray, str(options.address), options.namespace, signals)
+        group = _place(ray, options.bundles, options.name, signals)
         yield Cluster(ray, group, signals, session.resolve() if session else None, _exposed(ray, private))
 
 
@@ -294,9 +310,15 @@ def _start(ray: Any, directory: Path, *, cpus: float, signals: Signals) -> None:
         ) from error
 
 
-def _join(ray: Any, address: str, signals: Signals) -> None:
+def _join(ray: Any, address: str, namespace: str | None, signals: Signals) -> None:
     error = _awake(
-        lambda: ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False),
+        lambda: ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        ),
         signals,
     )
     if error is not None:
@@ -338,9 +360,9 @@ def _last_line(error: BaseException) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _place(ray: Any, bundles: Sequence[dict[str, float]], signals: Signals) -> Any:
+def _place(ray: Any, bundles: Sequence[dict[str, float]], name: str, signals: Signals) -> Any:
     """The placement group, once it is placed. Waits as long as it takes, and says every 30 s what it waits for."""
-    group = ray.util.placement_group(list(bundles), strategy="PACK")
+    group = ray.util.placement_group(list(bundles), strategy="PACK", name=name)
     wanted: dict[str, float] = {}
     for bundle in bundles:
         for resource, amount in bundle.items():

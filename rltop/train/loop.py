@@ -5,6 +5,7 @@ It runs over two ports (`Trainer`, `Rollouts`) and knows nothing of Ray, torch o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,24 +61,24 @@ class Loop:
 
     def run(self) -> None:
         """Everything from the start of the backend to the last sync. Raises RltopError."""
-        engines, first = self._start()
+        first = self._start()
         waiting_since = self.clock()
         for rollout_id in range(first, self.config.num_rollout):
             version = version_for(rollout_id)
             with self.narrator.phase("rollout", rollout_id):
-                batch = self.rollouts.generate(rollout_id, version)
+                batch = self.rollouts.generate(rollout_id, version, functools.partial(self._resync, rollout_id))
             self._report_generation(batch, first=rollout_id == first)
             trained = self._train(batch, waiting_since)
             waiting_since = self.clock()
             if self.config.saves_after(rollout_id):
                 trained["perf/save_model_time"] = self._save(rollout_id)
-            self._sync(version_for(rollout_id + 1), rollout_id + 1, engines, trained)
+            self._sync(version_for(rollout_id + 1), rollout_id + 1, trained)
         if self.config.save_dir is not None:
             with self.narrator.phase("save"):
                 self.trainer.save(str(self.config.save_dir / "final"))
 
-    def _start(self) -> tuple[Sequence[EngineFacts], int]:
-        """Everything up to engines that hold the trainer's weights. Returns them and the first rollout to come."""
+    def _start(self) -> int:
+        """Everything up to engines that hold the trainer's weights. Returns the first rollout to come."""
         with self.narrator.phase("start"):
             facts = self.trainer.load()
             self.history.backend = facts.backend
@@ -89,15 +90,13 @@ class Loop:
                     losses = self.trainer.cold_start(self.rollouts.demonstrations())
                 self.narrator.log("info", f"Cold start: {len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
             engines = self.rollouts.start(self.trainer.freeze_base(str(self.base_directory)))
-            for engine in engines:
-                self.narrator.engine(engine, "HEALTHY")
             if not first:
                 # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
-                self._report_sync(self.trainer.verify(engines), first_rollout=0, seconds=0.0)
+                self._report_sync(self.trainer.verify(engines), engines, first_rollout=0, seconds=0.0)
         if first:
             # What the interrupted run did after its last rollout; the samples to come require this version.
-            self._push(version_for(first), first, engines)
-        return engines, first
+            self._push(version_for(first), first)
+        return first
 
     def _report_run(self, facts: TrainerFacts, first: int) -> None:
         """The record `run`, and what was loaded in the words of slime and Megatron."""
@@ -210,24 +209,48 @@ class Loop:
             perf["perf/actor_train_time"], 1e-9
         )
 
-    def _sync(self, version: str, first_rollout: int, engines: Sequence[EngineFacts], perf: dict[str, float]) -> None:
+    def _sync(self, version: str, first_rollout: int, perf: dict[str, float]) -> None:
         """Weights to the engines, then the line `perf N` of the rollout that ends here."""
-        perf["perf/update_weights_time"] = self._push(version, first_rollout, engines)
+        perf["perf/update_weights_time"] = self._push(version, first_rollout)
         self.narrator.rollout_metrics("perf", first_rollout - 1, perf)
 
-    def _push(self, version: str, first_rollout: int, engines: Sequence[EngineFacts]) -> float:
-        """Weights to the engines, and what each holds then; returns the seconds it took."""
+    def _push(self, version: str, first_rollout: int) -> float:
+        """Weights to the engines that are there, and what each holds then; returns the seconds it took."""
         started = self.clock()
         with self.narrator.phase("update_weights", first_rollout - 1):
+            engines = self.rollouts.loaded()
             report = self.trainer.publish(version, first_rollout - 1, engines)
         seconds = self.clock() - started
-        self._report_sync(report, first_rollout=first_rollout, seconds=seconds)
+        self._report_sync(report, engines, first_rollout=first_rollout, seconds=seconds)
         return seconds
 
-    def _report_sync(self, report: SyncReport, *, first_rollout: int, seconds: float) -> None:
-        """A refused update ends the run: its engine is stale for good. Different weights are shouted about."""
+    def _resync(self, rollout_id: int, engines: Sequence[EngineFacts]) -> None:
+        """The weights of a rollout that is running to engines that came back: they do not change before its end."""
+        version, started = version_for(rollout_id), self.clock()
+        with self.narrator.phase("update_weights", rollout_id):
+            if version == BASE_VERSION:
+                report = self.trainer.verify(engines)  # it was started from these weights
+            else:
+                report = self.trainer.publish(version, rollout_id - 1, engines)
+        self._report_sync(report, engines, first_rollout=rollout_id, seconds=self.clock() - started, again=True)
+
+    def _report_sync(
+        self,
+        report: SyncReport,
+        engines: Sequence[EngineFacts],
+        *,
+        first_rollout: int,
+        seconds: float,
+        again: bool = False,
+    ) -> None:
+        """Different weights are shouted about. An engine that did not take them ends the run if nobody brings it back.
+
+        again: these weights were pushed before, to others.
+        """
         self.narrator.weights(report, first_rollout=first_rollout, seconds=seconds)
-        self.history.syncs += 1
+        self.rollouts.took(report, engines, seconds)
+        if not again:
+            self.history.syncs += 1
         pushed = [layer for stage in report.layers for layer in stage]
         if sorted(pushed) != list(range(len(pushed))):
             self.narrator.log(
@@ -238,6 +261,14 @@ class Loop:
             )
         for name, reply in report.engines.items():
             if not reply.ok or reply.version != report.version:
+                if self.rollouts.supervised:
+                    why = reply.message or f"it holds version {reply.version!r}"
+                    self.narrator.log(
+                        "warn",
+                        f"Engine {name} did not take the weights of version {report.version!r} and gets no requests "
+                        f"before it did: {why}",
+                    )
+                    continue
                 raise RltopError(
                     f"engine {name} did not take the weights of version {report.version!r}",
                     where=f"rollout {first_rollout}",

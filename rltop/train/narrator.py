@@ -99,6 +99,10 @@ class Narrator:
         )
         self._line(f"Engine {facts.id} ({facts.kind}, pid {facts.pid}) at {facts.url}: {state}")
 
+    def trouble(self, engine: str, generation: int, why: str) -> None:
+        """A call to an engine failed; empty: it answers again."""
+        self.reporter.engine(id=engine, generation=generation, trouble=why)
+
     def weights(self, report: SyncReport, *, first_rollout: int, seconds: float) -> None:
         """A weight sync ended."""
         self.reporter.weights(
@@ -108,6 +112,7 @@ class Narrator:
             transport=report.transport,
             engines={
                 name: {"ok": r.ok, "version": r.version, "message": r.message, "digest": r.digest, "same": r.same}
+                | ({"gone": True} if r.gone else {})
                 for name, r in report.engines.items()
             },
             digest=report.digest,

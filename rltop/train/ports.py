@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -60,6 +60,8 @@ class EngineReply:
     """Digest over the engine's weights: the trainer's if they are the same, empty when the engine cannot tell."""
     same: bool | None = None
     """Whether the engine holds what the trainer holds; None when it cannot be compared."""
+    gone: bool = False
+    """It did not answer: no word about the weights, and no fault of the sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class SyncReport:
 
     @property
     def ok(self) -> bool:
-        """Every engine took the update and none is known to hold something else."""
-        return all(reply.ok and reply.same is not False for reply in self.engines.values())
+        """Every engine that answered took the update and none is known to hold something else."""
+        return all(reply.gone or (reply.ok and reply.same is not False) for reply in self.engines.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,10 @@ class Trainer(Protocol):
         ...
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
-        """Bring the weights after `rollout_id` to every engine as `version`, then ask each what it holds."""
+        """Bring the weights after `rollout_id` to these engines as `version`, then ask each what it holds.
+
+        May be called again for the same version with other engines. One that does not answer is in the report.
+        """
         ...
 
     def save_checkpoint(self, rollout_id: int) -> None:
@@ -159,8 +164,17 @@ class Trainer(Protocol):
         ...
 
 
+Resync = Callable[[Sequence[EngineFacts]], None]
+"""Bring the current weights to these engines and tell `Rollouts.took` what they did with them."""
+
+
 class Rollouts(Protocol):
     """Prompts, engines and rewards."""
+
+    @property
+    def supervised(self) -> bool:
+        """Whether somebody brings back an engine that fails. If nobody does, its failure is the run's."""
+        ...
 
     def load(self, checkpoint: str) -> None:
         """Read the tokenizer."""
@@ -171,9 +185,20 @@ class Rollouts(Protocol):
         ...
 
     def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
-        """Start the engines from the base checkpoint; returns when all of them answer."""
+        """Start the engines from the base checkpoint; returns when they answer."""
         ...
 
-    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
-        """One rollout, every sample from weights of exactly `version`."""
+    def loaded(self) -> Sequence[EngineFacts]:
+        """The engines that weights are to be pushed to now."""
+        ...
+
+    def took(self, report: SyncReport, engines: Sequence[EngineFacts], seconds: float) -> None:
+        """What `engines` did with a push that took so long. Who did not take it is not asked for samples."""
+        ...
+
+    def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        """One rollout, every sample from weights of exactly `version`.
+
+        resync: called meanwhile, in this thread, for engines that came back without these weights.
+        """
         ...

@@ -30,7 +30,12 @@ def preflight(config: TrainConfig) -> None:
     if config.engine_python is not None and not config.engine_python.is_file():
         raise RltopError("no such interpreter", where=f"--engine-python {config.engine_python}", why="there is no file")
     _check_resume(config)
-    for flag, directory in (("--save-dir", config.save_dir), ("--save", config.save)):
+    dumps = config.save_debug_rollout_data
+    for flag, directory in (
+        ("--save-dir", config.save_dir),
+        ("--save", config.save),
+        ("--save-debug-rollout-data", None if dumps is None else Path(dumps.format(rollout_id=0)).parent),
+    ):
         if directory is not None:
             _require_writable(directory, flag)
 

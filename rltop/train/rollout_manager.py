@@ -1,24 +1,26 @@
 """The rollout side: a Ray actor with the task, the tokenizer and one HTTP client per engine.
 
-It holds no weights and needs no torch. Every request names the weight version that it requires; a sample of another
+It holds no weights and needs no torch (but to save a rollout for debugging). Which engines there are may change while a
+rollout runs: see `dispatch`. Every request names the weight version that it requires; a sample of another
 version is never handed out (`EngineClient.generate`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rltop.engines.client import EngineClient
-from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.chat import Chat
+from rltop.train.dispatch import Key, News, Roster, Turn, Unanswered, dispatch
+from rltop.train.dump import save_rollout
 from rltop.train.ports import EngineFacts, RolloutBatch
 from rltop.train.sample import Sample, Status
 from rltop.train.task import SortDigits, Task, stream_seed
@@ -49,8 +51,10 @@ class RolloutManager:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._task: Task = SortDigits(config.seed)
-        self._engines: list[EngineFacts] = []
-        self._clients: list[EngineClient] = []
+        self._roster = Roster(config.rollout_engine_wait_s, time.monotonic)
+        self._retry = False
+        self._clients: dict[str, EngineClient] = {}
+        self._lock = threading.Lock()
 
     def process_id(self) -> int:
         """Of this worker."""
@@ -66,55 +70,63 @@ class RolloutManager:
         return [self._chat.demonstration(example) for example in self._task.demonstrations(DEMONSTRATIONS)]
 
     def connect(self, engines: Sequence[EngineFacts]) -> None:
-        """Use these engines from now on."""
-        for client in self._clients:
-            client.close()
-        self._engines = list(engines)
-        self._clients = [EngineClient(engine.url) for engine in engines]
+        """Use these engines from now on. Nobody brings one back: a request that fails ends its rollout."""
+        self._retry = False
+        self._roster.set(engines)
+        self._forget(())
+
+    def exchange(self, engines: Sequence[EngineFacts], dead: Sequence[Key], told: str) -> News:
+        """Use these engines from now on, also in the middle of a rollout (a second thread of the actor calls this).
+
+        Somebody brings engines back: a request that fails is asked again. dead: engines that will not answer any more.
+        told: the states of all engines, for an error. Returns what happened since the last call.
+        """
+        self._retry = True
+        return self._roster.set(engines, dead, told)
 
     def generate(self, rollout_id: int, version: str) -> RolloutBatch:
         """All samples of a rollout, from weights of exactly `version`, in order of their index, with rewards."""
         began = time.monotonic()
-        requests, engines = self._requests(rollout_id), len(self._clients)
-        if engines == 1 or self._config.deterministic:
-            samples = self._ask_fixed(requests, version)
-        else:
-            samples = self._ask_by_load(requests, version)
-        samples.sort(key=lambda sample: sample.index)
-        return RolloutBatch(rollout_id, tuple(samples), time.monotonic() - began)
+        self._forget(self._roster.members)
+        found = dispatch(
+            self._turns(self._requests(rollout_id)),
+            functools.partial(self._ask, version),
+            self._roster,
+            in_flight=1 if self._fixed else IN_FLIGHT,
+            retry=self._retry,
+            where=f"rollout {rollout_id}",
+        )
+        samples = tuple(sorted(found.samples, key=lambda sample: sample.index))
+        extra: dict[str, float] = {}
+        if self._retry:
+            extra["rollout/requests_retried"] = float(found.retried)
+            extra |= {f"rollout/engine_failures/{name}": float(n) for name, n in sorted(found.failures.items())}
+        if self._config.save_debug_rollout_data is not None:
+            save_rollout(self._config.save_debug_rollout_data, rollout_id, samples)
+        return RolloutBatch(rollout_id, samples, time.monotonic() - began, extra)
 
-    def _ask_fixed(self, requests: Sequence[Request], version: str) -> list[Sample]:
-        """Every engine gets its share at once."""
-        shares = self._dealt(requests)
-        with ThreadPoolExecutor(max_workers=len(shares)) as pool:
-            answers = list(pool.map(self._ask, range(len(shares)), shares, [version] * len(shares)))
-        return [sample for answer in answers for sample in answer]
+    @property
+    def _fixed(self) -> bool:
+        """Whether it is settled beforehand who samples what."""
+        return self._config.deterministic or self._config.rollout_num_engines == 1
 
-    def _ask_by_load(self, requests: Sequence[Request], version: str) -> list[Sample]:
-        """Every engine takes the next few groups when it has room, so that a slow or busy one gets fewer."""
+    def _turns(self, requests: Sequence[Request]) -> list[Turn[Request]]:
+        """The requests in the pieces that go to an engine together. An engine prefills a prompt once: groups are whole.
+
+        One engine, or a fixed map: everybody gets its share at once, groups in turn. Else every engine takes the next
+        few groups when it has room, so that a slow or busy one gets fewer.
+        """
+        count = self._config.rollout_num_engines
+        if self._fixed:
+            shares = [[request for request in requests if request.group_index % count == at] for at in range(count)]
+            return [Turn(share, str(at) if count > 1 else "") for at, share in enumerate(shares) if share]
         groups: dict[int, list[Request]] = {}
         for request in requests:
             groups.setdefault(request.group_index, []).append(request)
-        ordered, engines = list(groups.values()), len(self._clients)
-        size = max(1, len(ordered) // (engines * TURNS))
-        waiting = deque(ordered[at : at + size] for at in range(0, len(ordered), size))
-
-        def work(engine: int) -> list[Sample]:
-            samples: list[Sample] = []
-            while True:
-                try:
-                    turn = waiting.popleft()
-                except IndexError:
-                    return samples
-                try:
-                    samples += self._ask(engine, [request for group in turn for request in group], version)
-                except BaseException:
-                    waiting.clear()  # the rollout is lost: nobody shall start another turn of it
-                    raise
-
-        with ThreadPoolExecutor(max_workers=engines * IN_FLIGHT) as pool:
-            answers = list(pool.map(work, [engine for _ in range(IN_FLIGHT) for engine in range(engines)]))
-        return [sample for answer in answers for sample in answer]
+        ordered = list(groups.values())
+        size = max(1, len(ordered) // (count * TURNS))
+        pieces = [ordered[at : at + size] for at in range(0, len(ordered), size)]
+        return [Turn([request for group in piece for request in group]) for piece in pieces]
 
     def _requests(self, rollout_id: int) -> list[Request]:
         config = self._config
@@ -127,14 +139,21 @@ class RolloutManager:
                 requests.append(Request(index, group, text, ids, prompt.label, seed))
         return requests
 
-    def _dealt(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """Samples per engine: whole groups in turn, so that an engine prefills a prompt once. The map is fixed."""
-        count = len(self._clients)
-        return [[request for request in requests if request.group_index % count == at] for at in range(count)]
+    def _client(self, engine: EngineFacts) -> EngineClient:
+        """One per address: making one costs more than a small request. Called by the threads that ask."""
+        with self._lock:
+            if engine.url not in self._clients:
+                self._clients[engine.url] = EngineClient(engine.url)
+            return self._clients[engine.url]
 
-    def _ask(self, at: int, requests: Sequence[Request], version: str) -> list[Sample]:
-        if not requests:
-            return []
+    def _forget(self, engines: Sequence[EngineFacts]) -> None:
+        """Close the connections to all other engines. Only between rollouts."""
+        with self._lock:
+            for url in self._clients.keys() - {engine.url for engine in engines}:
+                self._clients.pop(url).close()
+
+    def _ask(self, version: str, engine: EngineFacts, requests: Sequence[Request]) -> list[tuple[Request, Sample]]:
+        """The finished samples among them. What was aborted in the middle is not, where it will be asked again."""
         config = self._config
         payload = {
             "input_ids": [list(request.prompt_ids) for request in requests],
@@ -150,18 +169,20 @@ class RolloutManager:
             ],
             "return_logprob": True,
         }
-        answers = self._clients[at].generate(payload, require_version=version)
+        answers = self._client(engine).generate(payload, require_version=version)
         if len(answers) != len(requests):
-            raise RltopError(
+            raise Unanswered(
                 "the engine lost samples",
-                where=self._engines[at].url,
+                where=engine.url,
                 why=f"{len(requests)} were asked for, {len(answers)} came",
                 exit_code=1,
             )
-        name = self._engines[at].id
-        return [self._sample(request, answer, name) for request, answer in zip(requests, answers, strict=True)]
+        pairs = [
+            (request, self._sample(request, answer, engine)) for request, answer in zip(requests, answers, strict=True)
+        ]
+        return [pair for pair in pairs if pair[1].status != "aborted" or not self._retry]
 
-    def _sample(self, request: Request, answer: dict[str, Any], engine: str) -> Sample:
+    def _sample(self, request: Request, answer: dict[str, Any], engine: EngineFacts) -> Sample:
         """The ids are those of the log-probs, so that the two cannot disagree."""
         meta = answer["meta_info"]
         triples = meta["output_token_logprobs"]
@@ -182,7 +203,8 @@ class RolloutManager:
             status=status,
             finish_reason=str(finish.get("type", "")),
             weight_version=str(meta.get("weight_version", "")),
-            engine=engine,
+            engine=engine.id,
+            engine_generation=engine.generation,
         )
 
 

@@ -32,6 +32,8 @@ class Sample:
     finish_reason: str
     weight_version: str
     engine: str
+    engine_generation: int = 1
+    """Of the engine: how often it was started."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

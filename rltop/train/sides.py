@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rltop.engines.launch import EngineSpec
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.cluster import Actor, Cluster
 from rltop.train.engine_actor import EngineActor, EngineLook
+from rltop.train.fleet_link import FleetLink
+from rltop.train.fleet_rollouts import FleetRollouts, Order
 from rltop.train.group import Group
 from rltop.train.narrator import Narrator
 from rltop.train.ports import (
     BaseFacts,
     EngineFacts,
     Example,
+    Resync,
     RolloutBatch,
     StepSample,
     SyncReport,
@@ -31,10 +35,10 @@ LOOK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 8.0
 
 
-def bundles(config: TrainConfig) -> tuple[dict[str, float], ...]:
+def bundles(config: TrainConfig, *, engines: bool = True) -> tuple[dict[str, float], ...]:
     """One bundle per trainer rank, of which the first also holds, at no cost, the rollout manager; then one per
-    engine."""
-    return tuple({"CPU": 1.0} for _ in range(config.layout.world + config.rollout_num_engines))
+    engine, where these are placed by Ray."""
+    return tuple({"CPU": 1.0} for _ in range(config.layout.world + (config.rollout_num_engines if engines else 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +129,26 @@ class RayRollouts:
         return examples
 
     def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
-        for engine in self.engines:
-            engine.ready()
+        for actor in self.engines:
+            actor.ready()
         started = [engine.begin("start", base.checkpoint) for engine in self.engines]
         self.facts = [engine.result(ref) for engine, ref in zip(self.engines, started, strict=True)]
         self.manager.call("connect", self.facts)
+        for engine in self.facts:
+            self.narrator.engine(engine, "HEALTHY")
         return self.facts
 
-    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
+    @property
+    def supervised(self) -> bool:
+        return False
+
+    def loaded(self) -> Sequence[EngineFacts]:
+        return self.facts
+
+    def took(self, report: SyncReport, engines: Sequence[EngineFacts], seconds: float) -> None:
+        """Nothing to remember: who did not take the weights has ended the run."""
+
+    def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
         batch: RolloutBatch = self.manager.call("generate", rollout_id, version, watch=[self.look])
         return batch
 
@@ -178,3 +194,50 @@ def engine_specs(config: TrainConfig, work_dir: Path, run: str) -> list[EngineSp
         )
         for at in range(config.rollout_num_engines)
     ]
+
+
+NAMESPACE = "rltop"
+"""Ray namespace of a run in a cluster that was joined: the daemon finds the run's placement group in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """How the daemon finds the run in the cluster that it joined."""
+
+    group: str
+    """Name of the placement group."""
+    ray: Mapping[str, str]
+    """`address`, `namespace`, `token_file` (empty: none is needed)."""
+
+
+def place_fleet(
+    cluster: Cluster,
+    config: TrainConfig,
+    work_dir: Path,
+    run: str,
+    narrator: Narrator,
+    link: FleetLink,
+    clock: Callable[[], float],
+    joined: Joined | None,
+) -> FleetRollouts:
+    """The rollout side over engines of rltop's daemon: only the manager is an actor here.
+
+    joined: Ray starts the engines, in the run's bundles; None: the daemon does, on its own machine.
+    """
+    manager = cluster.actor(RolloutManager, config, name="rollout manager", bundle=0, cpus=0, lanes=2)
+    slots: list[dict[str, Any]] = []
+    for at, spec in enumerate(engine_specs(config, work_dir, run)):
+        slot = {"id": spec.engine_id, "kind": spec.kind, "python": str(spec.python)}
+        slots.append(slot | {"args": list(spec.args), "env": dict(spec.env)})
+        if joined is not None:
+            bundle = config.layout.world + at
+            resources = bundles(config)[bundle]
+            slots[-1]["place"] = {"placement_group": joined.group, "bundle": bundle, "resources": resources}
+    launcher, ray = ("local", None) if joined is None else ("ray", joined.ray)
+
+    def pause(seconds: float) -> None:
+        cluster.signals.check()
+        time.sleep(seconds)
+
+    order = Order(slots=slots, launcher=launcher, ray=ray)
+    return FleetRollouts(config, manager, link, order, narrator, clock, pause)

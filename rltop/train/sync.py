@@ -3,6 +3,9 @@
 A sync is: bring the tensors (a checkpoint directory on disk, or by value over HTTP), ask the engine for its version and
 its checksums, compare these with the trainer's own tensors. What is pushed and what the trainer holds are two different
 arguments on purpose: a fault in the push must show up in the comparison.
+
+Engines are served side by side. One that refuses, or goes away in the middle, is in the report with its reason and
+keeps nobody else from the weights.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rltop.engines.client import EngineClient, EngineRefused
-from rltop.engines.weights import checksum_differences, digest_tensors, overall_digest, publish
+from rltop.engines.client import EngineClient, EngineRefused, EngineUnreachable
+from rltop.engines.weights import checksum_differences, digest_tensors, overall_digest
 from rltop.train.arguments import Transport
 from rltop.train.ports import EngineReply, SyncReport
 
@@ -52,28 +56,30 @@ def push(
     version: str,
     transport: Transport,
     engines: Engines,
-    directory: Path,
-    checkpoint: Path,
+    directory: Path | None,
     planted: bool,
 ) -> SyncReport:
     """Bring `pushed` to every engine as `version`, then compare what each holds with `held`.
 
-    directory: where the disk transport publishes versions. checkpoint: whose configuration files they carry.
-    planted: a fault was planted in what is pushed. An engine that refuses is in the report, not an exception; one that
-    does not answer raises `EngineUnreachable`.
+    directory: the published version, for the disk transport. planted: a fault was planted in what is pushed. An engine
+    that refuses, or does not answer, is in the report, not an exception.
     """
-    path = publish(directory, int(version), named(pushed), checkpoint=checkpoint) if transport == "disk" else None
-    refused: dict[str, str] = {}
-    for name, client in engines.items():
+
+    def bring(client: EngineClient) -> EngineRefused | EngineUnreachable | None:
         try:
-            if path is not None:
-                client.update_weights_from_disk(path, version)
+            if directory is not None:
+                client.update_weights_from_disk(directory, version)
             else:
                 client.update_weights_from_tensor(named(pushed), version)
-        except EngineRefused as error:
-            refused[name] = error.why
+        except (EngineRefused, EngineUnreachable) as error:
+            return error
+        return None
+
+    with _side_by_side(engines) as pool:
+        answers = dict(zip(engines, pool.map(bring, engines.values()), strict=True))
+    failed = {name: error for name, error in answers.items() if error is not None}
     report = compare(
-        lambda: named(held), version=version, transport=transport, engines=engines, refused=refused, planted=planted
+        lambda: named(held), version=version, transport=transport, engines=engines, failed=failed, planted=planted
     )
     return dataclasses.replace(report, layers=layer_ids(pushed))
 
@@ -84,19 +90,32 @@ def compare(
     version: str,
     transport: str,
     engines: Engines,
-    refused: dict[str, str] | None = None,
+    failed: Mapping[str, EngineRefused | EngineUnreachable] | None = None,
     planted: bool = False,
 ) -> SyncReport:
-    """Ask every engine what it holds. `refused`: engines that already said no, with their words."""
-    digest = digest_of(held())
-    replies: dict[str, EngineReply] = {}
-    for name, client in engines.items():
-        found = client.weight_version()
-        if refused and name in refused:
-            replies[name] = EngineReply(ok=False, version=found, message=refused[name])
-        else:
-            replies[name] = _looked_at(client, held, found, digest)
+    """Ask every engine what it holds. `failed`: engines whose update failed already, and why."""
+    digest, failed = digest_of(held()), failed or {}
+
+    def look(name: str) -> EngineReply:
+        client, error, found = engines[name], failed.get(name), ""
+        if not isinstance(error, EngineUnreachable):  # else it would cost another time-out
+            try:
+                found = client.weight_version()
+                if error is None:
+                    return _looked_at(client, held, found, digest)
+            except (EngineUnreachable, EngineRefused) as now:
+                error = error or now
+        gone = isinstance(error, EngineUnreachable)
+        why = f"{error.what}: {error.why}" if gone else error.why
+        return EngineReply(ok=False, version=found, message=why, gone=gone)
+
+    with _side_by_side(engines) as pool:
+        replies = dict(zip(engines, pool.map(look, engines), strict=True))
     return SyncReport(version=version, digest=digest, transport=transport, engines=replies, planted=planted)
+
+
+def _side_by_side(engines: Engines) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=max(1, len(engines)), thread_name_prefix="sync")
 
 
 def _looked_at(client: EngineClient, held: Callable[[], Named], version: str, digest: str) -> EngineReply:

@@ -42,6 +42,8 @@ class TrainActor:
         self._resumed: Checkpoint | None = None
         self._work_dir = Path(work_dir)
         self._clients: dict[str, EngineClient] = {}
+        self._published: tuple[str, Path] | None = None
+        """The version that this process put on disk last, and where."""
 
     def process_id(self) -> int:
         """Of this worker."""
@@ -214,10 +216,19 @@ class TrainActor:
             version=version,
             transport=self._config.weight_transport,
             engines=self._connected(engines),
-            directory=self._work_dir / "weights",
-            checkpoint=self._base,
+            directory=self._on_disk(version, pushed) if self._config.weight_transport == "disk" else None,
             planted=pushed is not held,
         )
+
+    def _on_disk(self, version: str, pushed: Stages) -> Path:
+        """The published version. Written once: an engine that comes back may read it while others do."""
+        from rltop.engines.weights import publish
+        from rltop.train.sync import named
+
+        if self._published is None or self._published[0] != version:
+            path = publish(self._work_dir / "weights", int(version), named(pushed), checkpoint=self._base)
+            self._published = (version, path)
+        return self._published[1]
 
     def _with_faults(self, stages: Stages, rollout_id: int) -> Stages:
         """What is pushed: the weights themselves, unless a fault of the sync acts after this rollout."""
@@ -236,6 +247,8 @@ class TrainActor:
         for engine in engines:
             known = self._clients.get(engine.id)
             if known is None or known.url != engine.url.rstrip("/"):
+                if known is not None:
+                    known.close()
                 self._clients[engine.id] = EngineClient(engine.url)
         return {engine.id: self._clients[engine.id] for engine in engines}
 

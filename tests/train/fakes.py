@@ -12,6 +12,7 @@ from rltop.train.ports import (
     EngineFacts,
     EngineReply,
     Example,
+    Resync,
     RolloutBatch,
     StepSample,
     SyncReport,
@@ -91,6 +92,9 @@ class FakeRollouts:
 
     calls: list[Any]
     engines: list[EngineFacts] = field(default_factory=lambda: [ENGINE])
+    supervised: bool = False
+    back: list[list[EngineFacts]] = field(default_factory=list)
+    """Engines that come back without weights, per rollout."""
 
     def load(self, checkpoint: str) -> None:
         self.calls.append(("tokenizer", checkpoint))
@@ -102,8 +106,17 @@ class FakeRollouts:
         self.calls.append(("engines", base.checkpoint))
         return self.engines
 
-    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
+    def loaded(self) -> Sequence[EngineFacts]:
+        return self.engines
+
+    def took(self, report: SyncReport, engines: Sequence[EngineFacts], seconds: float) -> None:
+        if self.supervised:
+            self.calls.append(("took", report.version, [engine.id for engine in engines]))
+
+    def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
         self.calls.append(("generate", rollout_id, version))
+        if self.back:
+            resync(self.back.pop(0))
         samples = tuple(
             Sample(
                 index=at,

@@ -19,7 +19,7 @@ from rltop.train.arguments import TrainConfig
 from rltop.train.engine_actor import EngineActor
 from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
-from rltop.train.ports import BaseFacts, EngineFacts, Example, RolloutBatch
+from rltop.train.ports import BaseFacts, EngineFacts, Example, Resync, RolloutBatch, SyncReport
 from rltop.train.rollout_manager import RolloutManager
 from rltop.train.sides import engine_specs
 from rltop.train.trainer_actor import TrainActor
@@ -33,6 +33,7 @@ class LocalRollouts:
     work_dir: Path
     manager: RolloutManager
     actors: list[EngineActor] = field(default_factory=list)
+    facts: list[EngineFacts] = field(default_factory=list)
 
     def load(self, checkpoint: str) -> None:
         self.manager.load(checkpoint)
@@ -42,11 +43,21 @@ class LocalRollouts:
 
     def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
         self.actors = [EngineActor(spec) for spec in engine_specs(self.config, self.work_dir, "test")]
-        facts = [actor.start(base.checkpoint) for actor in self.actors]
-        self.manager.connect(facts)
-        return facts
+        self.facts = [actor.start(base.checkpoint) for actor in self.actors]
+        self.manager.connect(self.facts)
+        return self.facts
 
-    def generate(self, rollout_id: int, version: str) -> RolloutBatch:
+    @property
+    def supervised(self) -> bool:
+        return False
+
+    def loaded(self) -> Sequence[EngineFacts]:
+        return self.facts
+
+    def took(self, report: SyncReport, engines: Sequence[EngineFacts], seconds: float) -> None:
+        """Nobody brings an engine back."""
+
+    def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
         return self.manager.generate(rollout_id, version)
 
     def stop(self) -> None:

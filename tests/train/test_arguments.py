@@ -115,6 +115,22 @@ def test_batch_sizes_that_do_not_divide_are_refused_with_the_arithmetic(argv: st
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("dumps/rollout.pt", "each would overwrite the one before"),
+        ("dumps/{rollout_id}_{rank}.pt", "only {rollout_id} can stand in it (KeyError: 'rank')"),
+        ("dumps/{rollout_id", "only {rollout_id} can stand in it (ValueError"),
+        ("dumps/{}.pt", "only {rollout_id} can stand in it (IndexError"),
+    ],
+)
+def test_a_path_for_dumps_has_the_rollout_in_it_and_nothing_else(path: str, why: str) -> None:
+    with pytest.raises(RltopError) as caught:
+        parse_args(["--save-debug-rollout-data", path])
+    assert caught.value.where == f"--save-debug-rollout-data {path}"
+    assert why in caught.value.why
+
+
 def test_the_separate_pass_is_skipped_as_in_slime_unless_asked_for() -> None:
     assert not parse_args([]).runs_actor_pass
     assert parse_args(["--num-steps-per-rollout", "2"]).runs_actor_pass

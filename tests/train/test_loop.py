@@ -18,7 +18,7 @@ from rltop.train.loop import History, Loop
 from rltop.train.narrator import LOGGER, Narrator
 from rltop.train.ports import EngineReply
 from rltop.train.summary import summary
-from tests.train.fakes import FakeRollouts, FakeTrainer
+from tests.train.fakes import ENGINE, FakeRollouts, FakeTrainer
 from tests.train.local import ingest
 
 TWO_ROLLOUTS = TrainConfig(num_rollout=2, rollout_batch_size=2, n_samples_per_prompt=2)
@@ -196,3 +196,38 @@ def test_the_summary_keeps_what_was_measured_and_speaks_nan() -> None:
 def test_the_summary_of_a_run_that_never_started_has_no_numbers() -> None:
     result = summary(TWO_ROLLOUTS, History(), reason="interrupted", seconds=0.5)
     assert (result["rewards"], result["final_reward"], result["first_step"]) == ([], None, {})
+
+
+def supervised(trainer: FakeTrainer, *, back: bool = False) -> Loop:
+    loop = make_loop(TWO_ROLLOUTS, trainer)
+    assert isinstance(loop.rollouts, FakeRollouts)
+    loop.rollouts.supervised = True
+    loop.rollouts.back = [[], [ENGINE]] if back else []
+    return loop
+
+
+def test_engines_that_somebody_brings_back_may_miss_an_update() -> None:
+    trainer = FakeTrainer([], reply=EngineReply(ok=False, version="", message="it does not answer", gone=True))
+    loop = supervised(trainer)
+    loop.run()
+    assert len(loop.history.rewards) == 2
+    assert trainer.calls[-2:] == [("publish", "2", 1), ("took", "2", ["0"])]
+
+
+def test_the_weights_of_a_running_rollout_go_to_an_engine_that_came_back() -> None:
+    trainer = FakeTrainer([])
+    loop = supervised(trainer, back=True)
+    loop.run()
+    at = trainer.calls.index(("generate", 1, "1"))
+    assert trainer.calls[at + 1 : at + 3] == [("publish", "1", 0), ("took", "1", ["0"])]
+    assert loop.history.syncs == 3
+
+
+def test_in_the_first_rollout_an_engine_that_came_back_is_verified() -> None:
+    trainer = FakeTrainer([])
+    loop = supervised(trainer)
+    assert isinstance(loop.rollouts, FakeRollouts)
+    loop.rollouts.back = [[ENGINE]]
+    loop.run()
+    at = trainer.calls.index(("generate", 0, "default"))
+    assert trainer.calls[at + 1 : at + 3] == ["verify", ("took", "default", ["0"])]
