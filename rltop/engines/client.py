@@ -34,6 +34,7 @@ from rltop.engines.calls import (
     text_flow,
     update_from_tensor_flow,
 )
+from rltop.engines.scrape import EngineStats, scrape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,6 +216,10 @@ class AsyncEngineClient:
     async def metrics_text(self) -> str:
         """See `EngineClient.metrics_text`."""
         return await self._run(text_flow(self.url, Call("GET", "/metrics")))
+
+    async def scrape(self) -> EngineStats:
+        """What its routes say, each of them asked; never raises."""
+        return await scrape(self.url, self._http)
 
     async def weight_version(self) -> str:
         """See `EngineClient.weight_version`."""

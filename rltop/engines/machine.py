@@ -34,6 +34,7 @@ from rltop.engines.states import (
     Crash,
     Doubt,
     Drained,
+    Dying,
     Event,
     Exited,
     FleetPolicy,
@@ -97,6 +98,11 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
             return _to(slot, State.STALE, now, cause, deadline=now + policy.stale_s), ()
         case Doubt() | Trust() | Hang() if state in SERVING:
             return _judge(slot, event, now)
+        case Dying(fingerprint, cause) if state in ANSWERING:
+            # Out of the rotation at once, but not ended: it may be writing the dump that names the kernel.
+            failing = Crash(fingerprint, slot.rollouts, slot.generation)
+            dying = replace(slot, failing=failing, fingerprint=fingerprint)
+            return _to(dying, State.DRAINING, now, cause, deadline=now + policy.dying_s), (Action.ALARM,)
         case Released() if state in ANSWERING:
             return _to(slot, State.OFFLOADED, now, "its memory is released to the trainer"), ()
         case Resumed() if state is State.OFFLOADED:
@@ -104,14 +110,14 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
         case RolloutDone():
             return _rollout(slot), ()
         case NodeLost(node) if state in LIVE:
-            return _to(slot, State.LOST, now, f"node {node} does not answer"), (Action.ALARM,)
+            return _to(slot, State.LOST, now, f"node {node} does not answer", deadline=now + policy.lost_s), (
+                Action.ALARM,
+            )
         case NodeFound() if state is State.LOST:
             # It was out of sight: it proves itself as one that was found again.
             return _to(slot, State.LOADING, now, "its node is back", deadline=now + policy.start_s), ()
         case GiveUp(cause) if state is State.LOST:
-            return _to(slot, State.RECLAIMING, now, cause, clean=False, deadline=now + policy.reclaim_s), (
-                Action.RECLAIM,
-            )
+            return _give_up(slot, cause, now)
         case _:
             return _ending(slot, event, now)
 
@@ -122,7 +128,7 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
     updating: a weight update is going on. Nothing is stopped or started in one: the trainer would hang in it.
     """
     state, outdated = slot.state, slot.generation < goal.generation
-    if updating and not (state is State.DRAINING and goal.run and not outdated):
+    if updating and not (state is State.DRAINING and goal.run and not outdated and slot.failing is None):
         return None
     if not goal.run:
         if state is State.LOST:
@@ -138,7 +144,7 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
             return Start(person=True, cause=goal.cause)
         case State.LOST if outdated:
             return GiveUp(goal.cause)
-        case State.DRAINING if not outdated:
+        case State.DRAINING if not outdated and slot.failing is None:
             return Undrain("its stop was called off")
         case _ if outdated and (state in ANSWERING | STARTING or state is State.OFFLOADED):
             return Stop(goal.cause, goal.drain)
@@ -159,12 +165,14 @@ def _ending(slot: Slot, event: Event, now: float) -> Outcome:
             if slot.clean:
                 return _to(forgiven, State.STOPPED, now, cause), ()
             return _to(forgiven, State.RECLAIMING, now, cause, deadline=now + policy.reclaim_s), (Action.RECLAIM,)
-        case Undrain(cause) if state is State.DRAINING:
+        case Undrain(cause) if state is State.DRAINING and slot.failing is None:
             # Weights may have moved on while it was out: it proves its version like everybody.
             return _to(slot, State.STALE, now, cause, deadline=now + policy.stale_s), ()
-        case Drained(cause) if state is State.DRAINING:
+        case Drained(cause) if state is State.DRAINING and slot.failing is None:
             return _terminate(slot, cause or slot.cause, now)
         case Exited(fingerprint, cause) if state in (State.DRAINING, State.STOPPING):
+            if state is State.DRAINING and slot.failing is not None:
+                return _crash(slot, fingerprint, cause, now)
             if state is State.DRAINING:
                 slot = replace(slot, fingerprint=fingerprint)
                 reclaiming = _to(slot, State.RECLAIMING, now, f"ended while it was drained: {cause}", clean=False)
@@ -264,6 +272,8 @@ def _tick(slot: Slot, now: float) -> Outcome:
             # A process in an uninterruptible call ends when that returns; killing again costs nothing.
             late = replace(slot, cause=f"SIGKILL did not end it {over}", deadline=now + policy.kill_s)
             return late, (Action.ALARM, Action.KILL)
+        case State.LOST if policy.restart == "auto":
+            return _give_up(slot, f"its node has not come back {over}", now)
         case State.BACKOFF:
             return slot, ()  # the supervisor starts it, when no weight update is going on
         case _ if not slot.escalated:
@@ -274,6 +284,12 @@ def _tick(slot: Slot, now: float) -> Outcome:
 
 def _terminate(slot: Slot, cause: str, now: float) -> Outcome:
     return _to(slot, State.STOPPING, now, cause, deadline=now + slot.policy.term_s), (Action.TERMINATE,)
+
+
+def _give_up(slot: Slot, cause: str, now: float) -> Outcome:
+    """A lost process is taken for dead. If its node comes back, the slot's lock there still speaks for it."""
+    given_up = _to(slot, State.RECLAIMING, now, cause, clean=False, deadline=now + slot.policy.reclaim_s)
+    return given_up, (Action.RECLAIM,)
 
 
 def _crash(slot: Slot, fingerprint: str, cause: str, now: float) -> Outcome:

@@ -31,6 +31,16 @@ class Required:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """What toggles change: arguments and environment of a launch."""
+
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    """Variables that are not inherited."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSlot:
     """One engine as its owner declares it; the fields are those of `LaunchSpec`."""
 
@@ -42,6 +52,7 @@ class EngineSlot:
     args: tuple[str, ...] = ()
     """SGLang's argv without `--model-path`, `--host`, `--port`, `--enable-metrics`."""
     env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
     place: Mapping[str, Any] | None = None
@@ -183,6 +194,6 @@ class FleetPlan:
     targets: tuple[str, ...] = ()
     generations: Mapping[str, int] = field(default_factory=dict)
     """Engine id -> generation the plan was made for."""
-    configs: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = field(default_factory=dict)
-    """Engine id -> argv and environment it will be started with."""
+    configs: Mapping[str, Config] = field(default_factory=dict)
+    """Engine id -> arguments and environment it will be started with."""
     warnings: list[str] = field(default_factory=list)

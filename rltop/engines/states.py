@@ -61,6 +61,8 @@ class FleetPolicy:
     on_hang: Literal["alarm", "restart"] = "alarm"
     drain_s: float = 60.0
     """How long running requests may take before they are aborted (the trainer asks them again elsewhere)."""
+    dying_s: float = 90.0
+    """How long an engine with a fatal error may take to end by itself: SGLang writes dumps for up to 65 s."""
     abort_s: float = 5.0
     """How long aborted requests may take to be answered."""
     term_s: float = 25.0
@@ -75,6 +77,8 @@ class FleetPolicy:
     """From the process to its first answer: load, capture, warm up."""
     stale_s: float = 120.0
     """Without the required weights until alarm."""
+    lost_s: float = 60.0
+    """How long a node may be away before its engine is given up and started elsewhere (`restart="auto"`)."""
     backoff_s: float = 10.0
     backoff_max_s: float = 300.0
     flap_crashes: int = 3
@@ -82,9 +86,8 @@ class FleetPolicy:
     """So many crashes with one fingerprint, with at most so many rollouts survived between them, are flapping."""
 
     def __post_init__(self) -> None:
-        times = ("drain_s", "abort_s", "term_s", "kill_s", "reclaim_s", "launch_s", "start_s", "stale_s", "backoff_s")
-        for name in times:
-            if getattr(self, name) < 0:
+        for name in self.__dataclass_fields__:
+            if name.endswith("_s") and getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
         if self.backoff_max_s < self.backoff_s:
             raise ValueError(f"backoff_max_s = {self.backoff_max_s}: less than backoff_s = {self.backoff_s}")
@@ -235,6 +238,14 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
+class Dying:
+    """Its log holds a line that no engine survives, or its scheduler is gone; the main process is still there."""
+
+    fingerprint: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Its memory was given to the trainer."""
 
@@ -330,6 +341,7 @@ Event: TypeAlias = (
     | Doubt
     | Trust
     | Hang
+    | Dying
     | Released
     | Resumed
     | Stop

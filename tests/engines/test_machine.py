@@ -16,6 +16,7 @@ from rltop.engines.states import (
     Adopted,
     Doubt,
     Drained,
+    Dying,
     Event,
     Exited,
     FleetPolicy,
@@ -55,7 +56,17 @@ TO_STALE: tuple[Event, ...] = (
 TO_HEALTHY: tuple[Event, ...] = (*TO_STALE, Synced("3"))
 EVERY_EVENT: tuple[Event, ...] = (
     *TO_HEALTHY,
-    *(SpawnFailed("f", "c"), Adopted(1), Outdated("c"), Doubt("c"), Trust(), Hang("c"), Released(), Resumed()),
+    *(
+        SpawnFailed("f", "c"),
+        Adopted(1),
+        Outdated("c"),
+        Doubt("c"),
+        Trust(),
+        Hang("c"),
+        Dying("f", "c"),
+        Released(),
+        Resumed(),
+    ),
     *(Stop("c"), Undrain("c"), Drained(), Exited("f", "c"), Held("c"), Reclaimed(), RolloutDone()),
     *(NodeLost("n"), NodeFound(), GiveUp("c"), Tick(), Start(person=True)),
 )
@@ -177,6 +188,15 @@ def test_a_hang_is_restarted_where_the_policy_says_so() -> None:
     slot, _ = step(slot, Exited("", ""), 1.0)
     slot, _ = step(slot, Reclaimed(), 1.0)
     assert (slot.state, slot.fingerprint, slot.crashes[-1].fingerprint) == (State.BACKOFF, "hang", "hang")
+
+
+def test_an_engine_with_a_fatal_error_leaves_the_rotation_and_may_write_its_dump() -> None:
+    slot, actions = step(in_state(State.HEALTHY), Dying("ima/decode/3fa2c1", "illegal memory access"), 1.0)
+    assert (slot.state, actions) == (State.DRAINING, (Action.ALARM,))
+    assert toward(slot, Goal(run=True, generation=1), 2.0, updating=False) is None, "it does not come back"
+    slot, actions = step(slot, Exited("ima/decode/3fa2c1", "killed itself"), 7.0)
+    assert slot.state is State.CRASHED
+    assert Action.EVIDENCE in actions
 
 
 def test_an_offloaded_engine_comes_back_stale() -> None:
@@ -430,7 +450,9 @@ class World:
                 self.fire(event)
             case State.OFFLOADED if not faults or rng.random() < 0.3:
                 self.fire(Resumed())
-            case State.DRAINING if not self.updating and (not faults or rng.random() < 0.5):
+            case State.DRAINING if (
+                self.slot.failing is None and not self.updating and (not faults or rng.random() < 0.5)
+            ):
                 self.fire(Drained())
             case _:
                 pass

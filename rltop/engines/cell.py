@@ -1,0 +1,58 @@
+"""The cell `engine/<id>` as the fleet knows it: what viewers see of one engine (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rltop.engines.states import LIVE, State
+
+if TYPE_CHECKING:
+    from rltop.engines.supervisor import Engine
+
+
+def engine_cell(engine: Engine) -> dict[str, Any]:
+    """Plain data. Times are on the wall clock; what is unknown is null."""
+    slot, record, house, watch = engine.slot, engine.record, engine.house, engine.watch
+    # A wall clock that is set must not move what does not change.
+    offset = round(house.wall() - house.clock(), 1)
+    declared, process = record.declared, engine.process
+    found, stats = watch.verified, watch.stats
+    return {
+        "id": engine.id,
+        "owner": "rltop",
+        "kind": declared.kind,
+        "url": engine.url or None,
+        "state": slot.state.value,
+        "since": slot.since + offset,
+        "deadline": None if slot.deadline is None else slot.deadline + offset,
+        "cause": slot.cause,
+        "fingerprint": slot.fingerprint or None,
+        "generation": slot.generation,
+        "previous_generation": record.before_generation,
+        "restarts": slot.restarts,
+        "backoff_until": slot.deadline + offset if slot.state is State.BACKOFF and slot.deadline else None,
+        "stage": engine.stage,
+        "pending": engine.pending,
+        "launcher": record.launcher,
+        "host": process.node if process else None,
+        "pid": process.pid if process and slot.state in LIVE else None,
+        "log": process.log if process else None,
+        "version": record.version or None,
+        "model_path": (stats.model_path if stats else None) or declared.model_path,
+        "weight_version": watch.weight_version or None,
+        "weight_digest": watch.weight_digest,
+        "arm": record.arm,
+        "signals": watch.health.signals(house.clock(), house.clock() + offset),
+        "toggles": {name: one.value for name, one in found.toggles.items()} if found else {},
+        "wanted": dict(found.wanted) if found else {},
+        "ignored": found.ignored if found else [],
+        "verified": {name: one.source for name, one in found.toggles.items()} if found else {},
+        "args": list(record.running.args),
+        "running": stats.running if stats else None,
+        "queued": stats.queued if stats else None,
+        "tokens_per_s": stats.tokens_per_s if stats else None,
+        "token_usage": stats.token_usage if stats else None,
+        "cuda_graph": stats.cuda_graph if stats else None,
+        "spec_accept_length": stats.spec_accept_length if stats else None,
+        "error": stats.problem if stats and not stats.reachable else "",
+    }

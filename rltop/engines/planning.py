@@ -1,0 +1,338 @@
+"""From a request to a plan: which engines, with which arguments, in which order, and what speaks against it.
+
+Nothing is done here. A plan tells people everything that would change; a refusal says why and what to do instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rltop.engines.requests import (
+    Ab,
+    AbEnd,
+    Config,
+    EngineSlot,
+    FleetPlan,
+    Http,
+    Refused,
+    Request,
+    Restart,
+    Revert,
+    SetToggles,
+    Start,
+    StartEngines,
+    Stop,
+    Synced,
+)
+from rltop.engines.rules import judge
+from rltop.engines.slots import differences
+from rltop.engines.states import ANSWERING, LIVE, State
+from rltop.engines.supervisor import Engine
+from rltop.engines.toggle_table import CORE_DUMP_ENVIRONMENT, LAUNCH_BLOCKING
+from rltop.engines.toggles import Change, change
+
+VERSION = "0.5.23"
+"""Whose arguments are assumed until an engine has said its version."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_INHERITED = (LAUNCH_BLOCKING, *CORE_DUMP_ENVIRONMENT)
+"""Toggles in the environment: an engine may have them from its daemon."""
+
+
+def make_plan(request: Request, engines: Mapping[str, Engine], launchers: Mapping[str, Any]) -> FleetPlan | Refused:
+    """The plan, or why not."""
+    match request:
+        case StartEngines():
+            return _start_engines(request, engines, launchers)
+        case Synced(target=target) | Http(target=target):
+            return _one(request, target, engines)
+        case AbEnd():
+            targets = [one for one in engines.values() if one.record.arm == "B"]
+            if not targets:
+                return Refused(code="bad-args", why="no A/B comparison is running", do="rltop engine ab starts one")
+            return _restarts(request, engines, targets)
+        case _:
+            chosen = _chosen(request.targets, engines)
+            if isinstance(chosen, Refused):
+                return chosen
+    match request:
+        case Start():
+            return _start(request, chosen)
+        case Stop():
+            return _stop(request, chosen)
+        case _:
+            return _restarts(request, engines, chosen)
+
+
+def _chosen(targets: Sequence[str], engines: Mapping[str, Engine]) -> list[Engine] | Refused:
+    """The engines that are meant; refused when one is unknown or held by another operation."""
+    if not engines:
+        return Refused(code="bad-args", why="this run has no engines of its own", do="start the trainer first")
+    names = list(engines) if not targets or tuple(targets) == ("all",) else list(dict.fromkeys(targets))
+    unknown = [name for name in names if name not in engines]
+    if unknown:
+        return Refused(code="bad-args", why=f"there is no engine {unknown[0]!r}", do=f"there are: {', '.join(engines)}")
+    return _free([engines[name] for name in names])
+
+
+def _free(chosen: list[Engine]) -> list[Engine] | Refused:
+    for engine in chosen:
+        if engine.busy:
+            do = "wait until it is done, or cancel it"
+            return Refused(code="busy", why=f"engine {engine.id} is held by another operation: {engine.busy}", do=do)
+    return chosen
+
+
+# ---------------------------------------------------------------------- start and stop
+
+
+def _start_engines(
+    request: StartEngines, engines: Mapping[str, Engine], launchers: Mapping[str, Any]
+) -> FleetPlan | Refused:
+    if request.launcher not in launchers:
+        known = ", ".join(launchers)
+        return Refused(code="bad-args", why=f"there is no launcher {request.launcher!r}", do=f"there are: {known}")
+    if not request.slots:
+        return Refused(code="bad-args", why="no slots were given", do="give at least one engine")
+    ids = [slot.id for slot in request.slots]
+    if len(set(ids)) < len(ids):
+        return Refused(code="bad-args", why=f"an id is given twice: {', '.join(ids)}")
+    steps: list[str] = []
+    diff: dict[str, list[str]] = {}
+    for slot in request.slots:
+        problem = _problem(slot)
+        if problem is not None:
+            return problem
+        known_engine = engines.get(slot.id)
+        if known_engine is None:
+            steps.append(f"engine {slot.id}: start ({slot.kind}, {request.launcher}, {slot.model_path})")
+            continue
+        if known_engine.busy:
+            return Refused(code="busy", why=f"engine {slot.id} is held by another operation: {known_engine.busy}")
+        if known_engine.record.declared == slot and known_engine.record.launcher == request.launcher:
+            running = known_engine.slot.state in LIVE and known_engine.record.goal.run
+            steps.append(f"engine {slot.id}: {'it runs already' if running else 'start'}")
+        else:
+            diff[slot.id] = differences(known_engine.record.config, declared_config(slot))
+            steps += [f"engine {slot.id}: restart, it was declared otherwise", *_indented(diff[slot.id])]
+    generations = {name: engines[name].slot.generation for name in ids if name in engines}
+    return FleetPlan(request=request, steps=steps, diff=diff, targets=tuple(ids), generations=generations)
+
+
+def declared_config(slot: EngineSlot) -> Config:
+    """What its owner asked for."""
+    return Config(args=slot.args, env=dict(slot.env), unset=slot.unset)
+
+
+def _problem(slot: EngineSlot) -> Refused | None:
+    """Why this engine cannot be started at all."""
+    if not _ID.fullmatch(slot.id):
+        return Refused(code="bad-args", why=f"{slot.id!r} cannot be an engine's id", do="letters, digits, . _ -")
+    if not slot.model_path:
+        return Refused(code="bad-args", why=f"engine {slot.id} has no model_path")
+    judgement = judge(slot.args, slot.env, version=VERSION, model=model_config(slot.model_path))
+    if slot.kind == "cpu" and not judgement.accepted:
+        why = f"engine {slot.id} would not start: {judgement.errors[0]}"
+        return Refused(code="refused-by-rules", why=why, do="correct its arguments")
+    return None
+
+
+def _start(request: Start, chosen: list[Engine]) -> FleetPlan | Refused:
+    waiting = [engine for engine in chosen if engine.slot.state not in LIVE | {State.LAUNCHING}]
+    if not waiting:
+        return Refused(code="bad-args", why="every engine that was named runs", do="rltop engine restart restarts them")
+    steps = [f"engine {one.id}: start generation {one.slot.generation + 1}" for one in waiting]
+    return _plan(request, steps, waiting)
+
+
+def _stop(request: Stop, chosen: list[Engine]) -> FleetPlan | Refused:
+    running = [one for one in chosen if one.slot.state is not State.STOPPED or one.record.goal.run]
+    if not running:
+        return Refused(code="bad-args", why="every engine that was named is stopped")
+    steps = [f"engine {one.id}: drain, TERM, reclaim; it stays stopped" for one in running]
+    return _plan(request, steps, running)
+
+
+def _one(request: Synced | Http, target: str, engines: Mapping[str, Engine]) -> FleetPlan | Refused:
+    engine = engines.get(target)
+    if engine is None:
+        return Refused(code="bad-args", why=f"there is no engine {target!r}", do=f"there are: {', '.join(engines)}")
+    if isinstance(request, Synced):
+        if request.generation != engine.slot.generation:
+            why = f"engine {target} is at generation {engine.slot.generation}, not {request.generation}"
+            return Refused(code="stale-generation", why=why, do="push to the engine that runs now")
+        return _plan(
+            request, [f"engine {target}: ask it whether it holds weight version {request.version!r}"], [engine]
+        )
+    if engine.slot.state not in ANSWERING:
+        why = f"engine {target} is {engine.slot.state}: it cannot be asked"
+        return Refused(code="bad-args", why=why, do="wait until it is HEALTHY")
+    return _plan(request, [f"engine {target}: {request.action}"], [engine])
+
+
+def _plan(request: Request, steps: list[str], chosen: list[Engine]) -> FleetPlan:
+    return FleetPlan(
+        request=request,
+        steps=steps,
+        targets=tuple(one.id for one in chosen),
+        generations={one.id: one.slot.generation for one in chosen},
+    )
+
+
+# ---------------------------------------------------------------------- restarts
+
+
+def _restarts(
+    request: SetToggles | Restart | Revert | Ab | AbEnd, engines: Mapping[str, Engine], chosen: list[Engine]
+) -> FleetPlan | Refused:
+    """A rolling or simultaneous restart with these engines' next arguments."""
+    if isinstance(request, Ab):
+        arms = _arms(request, engines, chosen)
+        if isinstance(arms, Refused):
+            return arms
+        chosen = arms
+    steps: list[str] = []
+    diff: dict[str, list[str]] = {}
+    configs: dict[str, Config] = {}
+    warnings: list[str] = []
+    for engine in chosen:
+        found = _next_config(request, engine)
+        if isinstance(found, Refused):
+            return found
+        config, notes = found
+        lines = differences(engine.record.config, config)
+        if not lines and isinstance(request, (SetToggles, Ab)):
+            continue
+        configs[engine.id], diff[engine.id] = config, lines
+        number = engine.slot.generation
+        steps += [f"engine {engine.id}: generation {number} -> {number + 1}", *_indented(lines), *_indented(notes)]
+        warnings += [note for note in notes if note not in warnings]
+    if not configs:
+        assert isinstance(request, (SetToggles, Ab)), "a restart changes its generation"
+        asked = ", ".join(f"{name}={value}" for name, value in request.changes.items())
+        do = "rltop engine restart restarts as it is"
+        return Refused(code="bad-args", why=f"nothing would change: {asked} is set already", do=do)
+    order = _order(request, engines, list(configs))
+    if isinstance(order, Refused):
+        return order
+    return FleetPlan(
+        request=request,
+        steps=[*steps, order],
+        diff=diff,
+        targets=tuple(configs),
+        generations={name: engines[name].slot.generation for name in configs},
+        configs=configs,
+        warnings=warnings,
+    )
+
+
+def _arms(request: Ab, engines: Mapping[str, Engine], chosen: list[Engine]) -> list[Engine] | Refused:
+    """Arm B: every second of the chosen engines."""
+    if any(one.record.arm for one in engines.values()):
+        why = "an A/B comparison is running already"
+        return Refused(code="bad-args", why=why, do="rltop engine ab-end ends it")
+    if len(chosen) < 2:
+        return Refused(code="bad-args", why="an A/B comparison needs at least two engines", do="name two or more")
+    return chosen[1::2]
+
+
+def _next_config(
+    request: SetToggles | Restart | Revert | Ab | AbEnd, engine: Engine
+) -> tuple[Config, list[str]] | Refused:
+    """Its next arguments, and what people should know of them."""
+    record = engine.record
+    match request:
+        case Restart():
+            return record.config, []
+        case AbEnd():
+            return record.ab_base or record.config, []
+        case Revert():
+            if record.before is None:
+                why = f"engine {engine.id} has no earlier generation with other arguments"
+                return Refused(code="bad-args", why=why)
+            return record.before, [f"as in generation {record.before_generation}"]
+        case _:
+            return _toggled(request.changes, engine)
+
+
+def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[str]] | Refused:
+    if not changes:
+        return Refused(code="bad-args", why="no toggle was named", do="give at least one NAME=VALUE")
+    old = engine.record.config
+    inherited = {}
+    if engine.record.launcher == "local":
+        here = ((name, os.environ.get(name)) for name in _INHERITED if name not in old.unset)
+        inherited = {name: value for name, value in here if value is not None}
+    seen = inherited | dict(old.env)
+    found = engine.watch.verified
+    made = change(
+        old.args,
+        seen,
+        changes,
+        version=engine.record.version or VERSION,
+        baseline=found.info if found else None,
+        model=model_config(engine.record.declared.model_path),
+    )
+    if not made.allowed:
+        first = made.refusals[0]
+        why = f"engine {engine.id}: {f'{first.toggle}: ' if first.toggle else ''}{first.why}"
+        return Refused(code="refused-by-rules", why=why, do=first.do)
+    return _config_of(made, old, inherited), _notes(made)
+
+
+def _config_of(made: Change, old: Config, inherited: Mapping[str, str]) -> Config:
+    """What is only inherited stays so, unless the change moves it."""
+    env = {name: value for name, value in made.env.items() if name in old.env or inherited.get(name) != value}
+    unset = [name for name in old.unset if name not in made.env]
+    unset += [name for name in made.env_unset if name in inherited]
+    return Config(args=made.argv, env=env, unset=tuple(dict.fromkeys(unset)))
+
+
+def _notes(made: Change) -> list[str]:
+    notes = [f"pinned: {pin}" for pin in made.pins]
+    notes += [f"moves too: {name}={alias.value}: {alias.why}" for name, alias in made.aliases.items()]
+    return notes + [f"warning: {text}" for text in made.warnings]
+
+
+def _order(
+    request: SetToggles | Restart | Revert | Ab | AbEnd, engines: Mapping[str, Engine], targets: list[str]
+) -> str | Refused:
+    """How the restarts follow each other, in words."""
+    when = " at the next safe point" if request.when == "safe-point" else ""
+    mode = "rolling" if isinstance(request, (Ab, AbEnd)) else request.mode
+    named = f"engine{'s' if len(targets) > 1 else ''} {', '.join(targets)}"
+    if mode == "at-once":
+        return f"restart {named} at once{when}"
+    total = sum(one.record.goal.run for one in engines.values())
+    keep = request.keep
+    if keep is not None and (keep < 0 or keep >= max(total, 1)):
+        why = f"keep {keep} of {total} engines serving, and restart {named}: that cannot be"
+        return Refused(code="bad-args", why=why, do=f"give keep between 0 and {max(total - 1, 0)}")
+    kept = keep_serving(keep, engines)
+    if kept == 0 and total <= 1:
+        return f"restart {named}{when}; no other engine serves meanwhile"
+    return f"restart {named} one after the other{when}; at least {kept} of {total} go on serving"
+
+
+def keep_serving(keep: int | None, engines: Mapping[str, Engine]) -> int:
+    """How many must go on serving: as asked, or as the policy says where there are enough engines."""
+    total = sum(one.record.goal.run for one in engines.values())
+    policy = next((one.house.policy.keep_serving for one in engines.values()), 0)
+    return max(0, min(policy if keep is None else keep, total - 1))
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def model_config(path: str) -> dict[str, Any] | None:
+    """config.json of the model; None when it cannot be read here."""
+    try:
+        found = json.loads((Path(path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,231 @@
+"""What each engine slot should be, on disk: `<run_dir>/engines/<id>/slot.json`, written before anything is done.
+
+A daemon that is killed between a stop and a start leaves a file that says what was wanted, and the next one goes on
+from there. The file is replaced whole; a reader never sees half of one. It is not forced to the platter: whatever loses
+it (a machine that goes down) ends the engines too.
+
+Failure policy: a file that cannot be written raises `RltopError`, and what was to be done is not begun. A file that
+cannot be read is named and set aside; its engine is found again by its owner's next `engines-start`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rltop.engines.launcher import Launched, LaunchSpec
+from rltop.engines.requests import Config, EngineSlot
+from rltop.engines.states import Crash, FleetPolicy, Goal, Slot, State
+from rltop.errors import RltopError
+
+SCHEMA = 1
+FILE = "slot.json"
+
+
+class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a later daemon must know of one slot."""
+
+    schema: int = SCHEMA
+    declared: EngineSlot
+    """As its owner asked for it; `args`, `env` and `unset` there are before any toggle."""
+    launcher: str = "local"
+    config: Config
+    """Of the next launch."""
+    running: Config
+    """Of the newest generation. Equal to `config` unless a change is under way."""
+    good: Config | None = None
+    """Of the newest generation that answered: what a change that does not start goes back to."""
+    good_generation: int | None = None
+    before: Config | None = None
+    """The good one before that, with other arguments: what `Revert` goes back to."""
+    before_generation: int | None = None
+    goal: Goal = Goal()
+    state: State = State.STOPPED
+    generation: int = 0
+    cause: str = ""
+    fingerprint: str = ""
+    crashes: tuple[Crash, ...] = ()
+    restarts: int = 0
+    rollouts: int = 0
+    process: Launched | None = None
+    """Of `generation`; None: not started yet, or nothing is left of it."""
+    version: str = ""
+    """SGLang's, as the last engine here said it."""
+    arm: Literal["", "A", "B"] = ""
+    ab_base: Config | None = None
+    """What `AbEnd` puts back (arm B)."""
+    ab_changes: Mapping[str, str] = {}
+
+    def spec(self, run: str, run_dir: Path, generation: int) -> LaunchSpec:
+        """What the launcher is asked for, or was."""
+        slot = self.declared
+        folder = run_dir / "engines" / slot.id
+        return LaunchSpec(
+            run=run,
+            engine_id=slot.id,
+            generation=generation,
+            kind=slot.kind,
+            model_path=slot.model_path,
+            directory=str(folder / str(generation)),
+            lock=str(folder / "lock"),
+            python=slot.python or sys.executable,
+            host=slot.host,
+            port=slot.port,
+            args=self.running.args,
+            env=self.running.env,
+            unset=self.running.unset,
+            place=slot.place,
+        )
+
+    def noted(self, slot: Slot) -> SlotRecord:
+        """With what the state machine says now."""
+        return msgspec.structs.replace(
+            self,
+            state=slot.state,
+            generation=slot.generation,
+            cause=slot.cause,
+            fingerprint=slot.fingerprint,
+            crashes=slot.crashes,
+            restarts=slot.restarts,
+            rollouts=slot.rollouts,
+        )
+
+    def launched(self, generation: int) -> SlotRecord:
+        """With the next generation about to be started."""
+        return self.changed(running=self.config, process=None, generation=generation)
+
+    def answered(self) -> SlotRecord:
+        """With the newest generation known to be good."""
+        if self.good is None or self.good == self.running:
+            return self.changed(good=self.running, good_generation=self.generation)
+        return self.changed(
+            good=self.running,
+            good_generation=self.generation,
+            before=self.good,
+            before_generation=self.good_generation,
+        )
+
+    def changed(self, **fields: Any) -> SlotRecord:
+        """With some fields replaced."""
+        return msgspec.structs.replace(self, **fields)
+
+
+def new_record(declared: EngineSlot, launcher: str) -> SlotRecord:
+    """A slot that nothing was started in yet."""
+    config = Config(args=declared.args, env=dict(declared.env), unset=declared.unset)
+    return SlotRecord(declared=declared, launcher=launcher, config=config, running=config)
+
+
+def remembered(record: SlotRecord, policy: FleetPolicy, now: float) -> Slot:
+    """The machine's slot as far as a file can tell it; whether a process lives is found out by looking.
+
+    States that need no process are taken over, so that a quarantine survives the daemon; all others begin as STOPPED.
+    """
+    slot = Slot(
+        policy=policy,
+        since=now,
+        generation=record.generation,
+        fingerprint=record.fingerprint,
+        crashes=record.crashes,
+        restarts=record.restarts,
+        rollouts=record.rollouts,
+    )
+    if record.state is State.CRASHED and record.process is None and record.crashes:
+        return replace(slot, state=State.CRASHED, cause=record.cause)
+    if record.state is State.QUARANTINED or (record.state is State.BACKOFF and record.goal.run):
+        deadline = now + policy.backoff_s if record.state is State.BACKOFF else None
+        return replace(slot, state=record.state, cause=record.cause, deadline=deadline)
+    return slot
+
+
+class SlotStore:
+    """The slot files of one run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._root = run_dir / "engines"
+
+    def folder(self, engine_id: str) -> Path:
+        """Everything of one engine."""
+        return self._root / engine_id
+
+    def write(self, record: SlotRecord) -> None:
+        """Replace the slot's file. Raises `RltopError`."""
+        folder = self.folder(record.declared.id)
+        staging = folder / f".{FILE}.{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The environment of an engine may hold keys.
+            with open(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(record)))
+            os.replace(staging, folder / FILE)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                staging.unlink()
+            raise RltopError(
+                "cannot write down what the engine should be",
+                where=str(folder / FILE),
+                why=error.strerror or str(error),
+                do="make room on the disk of the run directory; nothing was changed",
+                exit_code=1,
+            ) from error
+
+    def read_all(self) -> tuple[list[SlotRecord], list[str]]:
+        """Every slot, and a sentence for each file that cannot be read (it is set aside as `slot.json.bad`)."""
+        records, problems = [], []
+        for file in sorted(self._root.glob(f"*/{FILE}")):
+            try:
+                record = msgspec.json.decode(file.read_bytes(), type=SlotRecord)
+            except (OSError, msgspec.DecodeError) as error:
+                problems.append(f"{file}: cannot be read ({error}); set aside as {FILE}.bad")
+                with contextlib.suppress(OSError):
+                    file.rename(file.with_name(f"{FILE}.bad"))
+                continue
+            if record.schema > SCHEMA:
+                problems.append(f"{file}: written by a newer rltop (schema {record.schema}, this one knows {SCHEMA})")
+                continue
+            records.append(record)
+        return records, problems
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """What changes between two generations, one line each: `- --flag value`, `+ NAME=value`."""
+    lines = _option_lines(old.args, new.args)
+    for name in sorted({*old.env, *new.env}):
+        was, becomes = old.env.get(name), new.env.get(name)
+        if was == becomes:
+            continue
+        lines += [f"- {name}={was}"] if was is not None else []
+        lines += [f"+ {name}={becomes}"] if becomes is not None else []
+    lines += [f"- {name} (not inherited any more)" for name in new.unset if name not in old.unset]
+    lines += [f"+ {name} (inherited again)" for name in old.unset if name not in new.unset]
+    return lines
+
+
+def _option_lines(old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
+    was, becomes = _options(old), _options(new)
+    gone = [option for option in was if was.count(option) > becomes.count(option)]
+    came = [option for option in becomes if becomes.count(option) > was.count(option)]
+    return [f"- {option}" for option in dict.fromkeys(gone)] + [f"+ {option}" for option in dict.fromkeys(came)]
+
+
+def _options(argv: tuple[str, ...]) -> list[str]:
+    """Each option with its values as one string."""
+    found: list[str] = []
+    for token in argv:
+        if token.startswith("--") or not found:
+            found.append(token)
+        else:
+            found[-1] += f" {token}"
+    return found
+
+
+def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What the engine's process gets, given what it would inherit."""
+    return {name: value for name, value in inherited.items() if name not in config.unset} | dict(config.env)

@@ -1,0 +1,516 @@
+"""Supervises one engine slot: looks, tells the state machine what it saw, and does what the machine says.
+
+One task per slot. A turn takes a glance at the process and its log (so that a dead engine is known within a second),
+hands finished chores to the machine, lets deadlines pass, and takes the next step towards the slot's goal. Whatever may
+take long is a chore beside it: a hung engine never delays the glance.
+
+Failure policy: what an engine, a launcher or a disk does wrong becomes an event, a cause or another try; an exception
+of the supervisor itself is told as an error and the next turn goes on. Nothing is stopped or started in a weight
+update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rltop.checks.known import KnownCrash
+from rltop.engines import chores
+from rltop.engines.cell import engine_cell
+from rltop.engines.client import AsyncEngineClient
+from rltop.engines.crash import Stage
+from rltop.engines.launcher import Launched, Launcher, LaunchSpec, LostNode, Remains
+from rltop.engines.machine import step, toward
+from rltop.engines.requests import Required
+from rltop.engines.scrape import EngineStats
+from rltop.engines.slots import SlotRecord, SlotStore, remembered
+from rltop.engines.states import (
+    ANSWERING,
+    LIVE,
+    SERVING,
+    Action,
+    Adopted,
+    Event,
+    FleetPolicy,
+    Goal,
+    Held,
+    NodeLost,
+    Ready,
+    Reclaimed,
+    Released,
+    Resumed,
+    RolloutDone,
+    Spawned,
+    SpawnFailed,
+    State,
+    Stop,
+    Synced,
+    Tick,
+)
+from rltop.engines.watch import SKIP_ABOVE, Watch
+from rltop.errors import RltopError
+
+LOOK_S = 0.25
+"""Between two glances at an engine that stands where it should."""
+FAST_S = 0.05
+"""While something is under way: it is waited for by people."""
+PROBE_S = 1.0
+_STEADY = frozenset(
+    {State.STOPPED, State.HEALTHY, State.SUSPECT, State.OFFLOADED, State.BACKOFF, State.QUARANTINED, State.LOST}
+)
+_LEVEL = {
+    State.CRASHED: "error",
+    State.QUARANTINED: "error",
+    State.LOST: "error",
+    State.SUSPECT: "warn",
+    State.BACKOFF: "warn",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class House:
+    """What the engines of one fleet share; see `Fleet` for the fields."""
+
+    run: str
+    run_dir: Path
+    launchers: Mapping[str, Launcher]
+    http: Callable[[str], AsyncEngineClient]
+    policy: FleetPolicy
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    publish: Callable[[str, dict[str, Any] | None], None]
+    tell: Callable[[str, str, str, str, str], None]
+    required: Callable[[], Required]
+    updating: Callable[[], bool]
+    store: SlotStore
+    known: tuple[KnownCrash, ...] = ()
+    """Public reports that a crash is compared with."""
+    looked: Callable[[str, EngineStats, float], None] = lambda engine_id, stats, now: None
+    """Told every scrape of an engine that serves (the A/B comparison)."""
+    left: Callable[[str, bool], None] = lambda engine_id, crashed: None
+    """Told when an engine leaves the rotation."""
+
+
+class Engine:
+    """One slot under supervision."""
+
+    def __init__(self, record: SlotRecord, house: House) -> None:
+        self.record = record
+        self.house = house
+        self.slot = remembered(record, house.policy, house.clock())
+        self.process: Launched | None = None
+        self.spec: LaunchSpec | None = None
+        self.client: AsyncEngineClient | None = None
+        self.watch = Watch(record.declared.kind, house.known)
+        self.busy = ""
+        """Name of the operation that holds this slot, and who asked for it."""
+        self.stage = ""
+        self.pending = ""
+        self.force = False
+        """Do not wait for the end of a weight update: the trainer is gone."""
+        self.marks: list[tuple[State, float]] = []
+        """States and when they were entered, since an operation emptied the list."""
+        self.adopted = False
+        self._wake = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._board = chores.Board(self._wake.set)
+        self._not_before: dict[str, float] = {}
+        self._shown: dict[str, Any] | None = None
+        self._told: set[str] = set()
+        self._pushed = ("", "")
+
+    # ---------------------------------------------------------------- for operations
+
+    @property
+    def id(self) -> str:
+        """Of the slot."""
+        return self.record.declared.id
+
+    @property
+    def url(self) -> str:
+        """Base of its HTTP API; empty while its port is not known."""
+        look = self.watch.look
+        if self.process is None or look is None or not look.port:
+            return ""
+        host = f"[{self.process.host}]" if ":" in self.process.host else self.process.host
+        return f"http://{host}:{look.port}"
+
+    def aim(self, goal: Goal, **fields: Any) -> None:
+        """Write down what the slot should come to, then begin. Raises `RltopError` when it cannot be written."""
+        record = self.record.changed(goal=goal, **fields)
+        self.house.store.write(record)
+        self.record = record
+        self.wake()
+
+    def note(self, **fields: Any) -> None:
+        """Write down something beside the goal. Raises `RltopError`."""
+        self.aim(self.record.goal, **fields)
+
+    async def until(self, reached: Callable[[], Any]) -> Any:
+        """Wait for the first true value of `reached`, asked after every move of the slot."""
+        while not (found := reached()):
+            await self._moved.wait()
+        return found
+
+    def wake(self) -> None:
+        """Take the next turn now."""
+        self._wake.set()
+
+    def moved(self) -> None:
+        """Something that is waited for, or shown, may have changed."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+        self.publish()
+
+    def trainer_saw(self, generation: int, ok: bool, text: str) -> None:
+        """Of an older generation: no news."""
+        if generation == self.slot.generation:
+            self.watch.health.trainer_saw(ok, text, self.house.clock())
+            self.wake()
+
+    def expect(self, version: str, digest: str) -> None:
+        """The trainer says that it pushed these weights: ask the engine now."""
+        self._pushed = (version, digest)
+        self._not_before.pop("sync", None)
+        self.wake()
+
+    def required(self) -> Required:
+        """The weights it must hold, with the trainer's digest where it gave one."""
+        wanted = self.house.required()
+        version, digest = self._pushed
+        return replace(wanted, digest=digest) if digest and not wanted.digest and version == wanted.version else wanted
+
+    def rollout_done(self) -> None:
+        """It survived one more."""
+        self.fire(RolloutDone())
+
+    def memory(self, *, released: bool) -> None:
+        """The trainer took its memory, or gave it back."""
+        if released and self.slot.state in ANSWERING:
+            self.fire(Released())
+        elif not released and self.slot.state is State.OFFLOADED:
+            self.fire(Resumed())
+
+    # ---------------------------------------------------------------- the loop
+
+    async def run(self) -> None:
+        """Supervise until cancelled. The process goes on."""
+        try:
+            while True:
+                try:
+                    await self._turn()
+                except (asyncio.CancelledError, GeneratorExit):
+                    raise
+                except Exception as error:
+                    self._tell_once("error", f"fault in the supervision: {type(error).__name__}: {error}")
+                pause = LOOK_S if self.slot.state in _STEADY and self.adopted else FAST_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                self._wake.clear()
+        finally:
+            await self._board.close()
+            if self.client is not None:
+                await self.client.close()
+
+    async def _turn(self) -> None:
+        launcher = self.house.launchers.get(self.record.launcher)
+        if launcher is None:
+            self.pending = f"the launcher {self.record.launcher!r} is not there yet"
+            return self.publish()
+        if not self.adopted:
+            await self._adopt(launcher)
+            if not self.adopted:
+                return self.publish()
+        self._take_finished()
+        if self.process is not None and self.slot.state in LIVE | {State.LOST}:
+            await self._glance(launcher, self.process)
+        self._begin_chores(launcher)
+        self._judge()
+        now, updating = self.house.clock(), self.house.updating() and not self.force
+        self.fire(Tick(updating))
+        event = toward(self.slot, self.record.goal, now, updating=updating)
+        if event is not None:
+            self.fire(event)
+        self._say_pending(updating)
+        return self.publish()
+
+    def fire(self, event: Event) -> None:
+        """One step of the machine, written down, shown, and acted on."""
+        before = self.slot
+        slot, actions = step(before, event, self.house.clock())
+        if slot == before and not actions:
+            return None
+        self.slot = slot
+        record = self.record.launched(slot.generation) if Action.SPAWN in actions else self.record
+        if isinstance(event, Ready):
+            record = record.answered()
+        if isinstance(event, Reclaimed):
+            record = record.changed(process=None)
+        record = record.noted(slot)
+        if record.changed(cause=self.record.cause) == self.record:
+            self.record = record  # a cause that counts seconds is not worth a write
+        elif not self._write(record) and Action.SPAWN in actions:
+            return self.fire(SpawnFailed("slot-file", "what it should be cannot be written down"))
+        if slot.state is not before.state:
+            self._entered(before.state, alarm=Action.ALARM in actions)
+        elif Action.ALARM in actions:
+            waited = f"{slot.state} since {self.house.clock() - slot.since:.0f} s"
+            self.house.tell("error", f"engine {self.id}: {waited}: {slot.cause}", self.id, slot.state, slot.state)
+        for action in actions:
+            self._act(action)
+        self.moved()
+        return None
+
+    def _write(self, record: SlotRecord) -> bool:
+        self.record = record
+        try:
+            self.house.store.write(record)
+        except RltopError as error:
+            self._tell_once("error", str(error))
+            return False
+        return True
+
+    def _entered(self, before: State, *, alarm: bool) -> None:
+        slot = self.slot
+        self.marks.append((slot.state, slot.since))
+        self.marks = self.marks[-64:]
+        text = f"engine {self.id}: {before} -> {slot.state}" + (f": {slot.cause}" if slot.cause else "")
+        level = "error" if alarm else _LEVEL.get(slot.state, "info")
+        self.house.tell(level, text, self.id, before.value, slot.state.value)
+        if before in SERVING and slot.state not in SERVING:
+            self.house.left(self.id, slot.state is State.CRASHED or slot.failing is not None)
+        if slot.state is State.LAUNCHING:
+            self.process, self.watch = None, Watch(self.record.declared.kind, self.house.known)
+            self._told.clear()
+            self._pushed = ("", "")
+        if slot.state not in LIVE and self.client is not None:
+            self._board.always("close", self.client.close())
+            self.client = None
+        self._board.left_for(slot.state)
+        self._not_before.clear()
+
+    def _act(self, action: Action) -> None:
+        launcher = self.house.launchers[self.record.launcher]
+        process, here = self.process, frozenset({self.slot.state})
+        match action:
+            case Action.SPAWN:
+                self.spec = self._spec(self.slot.generation)
+                self._board.begin("spawn", here, launcher.start(self.spec))
+            case Action.ABORT if self.client is not None:
+                self._board.begin("abort", here, self.client.abort())
+            case Action.TERMINATE if process is not None:
+                self._board.begin("terminate", here, launcher.terminate(process))
+            case Action.KILL if process is not None:
+                self._board.begin("kill", here, launcher.kill(process))
+            case Action.EVIDENCE if process is not None:
+                self._board.always("evidence", self._evidence(launcher, process))
+            case _:
+                pass  # DRAIN, RECLAIM: what their states do; ABANDON_SPAWN: the chore left its state; ALARM: told
+
+    # ---------------------------------------------------------------- adoption
+
+    async def _adopt(self, launcher: Launcher) -> None:
+        """What an earlier daemon started, by marker and birth; then the machine goes on from there."""
+        record = self.record
+        generation, state = record.generation, record.state
+        if generation == 0 or (state is State.STOPPED and record.process is None):
+            self.adopted = True
+            return
+        self.spec = self._spec(generation)
+        try:
+            process = await launcher.adopt(self.spec.directory, self.spec.marker)
+            look = await launcher.look(process) if process is not None else None
+        except LostNode as error:
+            if record.process is not None:
+                self.adopted, self.process = True, record.process
+                self._as_live(generation)
+                self.fire(NodeLost(record.process.node or error.where))
+            return
+        except (RltopError, TimeoutError) as error:
+            self.pending = f"cannot be looked for: {str(error).splitlines()[0]}"
+            await asyncio.sleep(LOOK_S)
+            return
+        self.adopted, self.pending = True, ""
+        if process is None or look is None:
+            return
+        self.process, self.watch.look = process, look
+        if record.process is None and state not in (State.LAUNCHING, *LIVE) and not look.alive:
+            return  # nothing is left of it
+        self.watch.skip_middle = look.log_size > SKIP_ABOVE
+        self._as_live(generation)
+        self._write(self.record.changed(process=process))
+        if state in (State.STOPPING, State.DRAINING, State.RECLAIMING) and not (look.alive and state is State.DRAINING):
+            # Its end was asked for: whatever its log says, it is no crash.
+            self.fire(Stop(record.cause, drain=False))
+
+    def _as_live(self, generation: int) -> None:
+        if self.slot.state is not State.STOPPED:  # a quarantine or backoff whose process turned out to live
+            self.fire(Stop("found again", drain=False))
+        self.fire(Adopted(generation))
+
+    # ---------------------------------------------------------------- looking
+
+    async def _glance(self, launcher: Launcher, process: Launched) -> None:
+        """The process and its log; everything after it knows of a dead engine."""
+        event = await self.watch.glance(launcher, process, self.slot.state, self.house.clock())
+        if self.client is None and self.url and self.slot.state in LIVE:
+            self.client = self.house.http(self.url)
+        if event is not None:
+            self.fire(event)
+
+    def _judge(self) -> None:
+        now, state = self.house.clock(), self.slot.state
+        event = self.watch.judge(state, updating=self.house.updating(), now=now)
+        if event is not None:
+            self.fire(event)
+
+    def _say_pending(self, updating: bool) -> None:
+        if self.busy:
+            return
+        waits = updating and toward(self.slot, self.record.goal, self.house.clock(), updating=False) is not None
+        self.pending = "the end of the weight update" if waits else ""
+
+    # ---------------------------------------------------------------- chores
+
+    def _begin_chores(self, launcher: Launcher) -> None:
+        """What its state is there for, unless it is under way."""
+        state, client, here = self.slot.state, self.client, frozenset({self.slot.state})
+        match state:
+            case State.WARMING if client and self.process and self.spec and self.watch.log.stage is Stage.READY:
+                version = self.record.version
+                work = chores.inspect(client, self.spec, self.process, self.watch.log_head, version)
+                self._board.begin("inspect", here, work)
+            case State.STALE if client and not self.house.updating() and self._due("sync"):
+                digest = self.record.declared.kind == "cpu"
+                path = self.record.declared.model_path
+                self._board.begin("sync", here, chores.sync(client, self.required, path, always_digest=digest))
+            case State.HEALTHY | State.SUSPECT if client:
+                self._probe(client)
+            case State.DRAINING if self.slot.failing is None:
+                self._board.begin("drain", here, chores.drain(client))
+            case State.RECLAIMING | State.CRASHED if not self.slot.clean and self._due("reclaim"):
+                self._board.begin("reclaim", here, chores.reclaim(launcher, self.process, self._older()))
+            case _:
+                pass
+
+    def _probe(self, client: AsyncEngineClient) -> None:
+        if self._due("probe"):
+            self._not_before["probe"] = self.house.clock() + PROBE_S
+            self._board.begin("probe", SERVING, client.scrape())
+
+    def _older(self) -> list[LaunchSpec]:
+        newest = self.slot.generation
+        return [self._spec(number) for number in range(newest, max(0, newest - chores.OLDER), -1)]
+
+    def _spec(self, generation: int) -> LaunchSpec:
+        return self.record.spec(self.house.run, self.house.run_dir, generation)
+
+    def _due(self, name: str) -> bool:
+        return self.house.clock() >= self._not_before.get(name, 0.0)
+
+    def _take_finished(self) -> None:
+        for name, states, task in self._board.finished():
+            error = task.exception()
+            if error is not None:
+                self._failed(name, error)
+            elif self.slot.state in states:
+                self._finished(name, task.result())
+
+    def _finished(self, name: str, result: Any) -> None:
+        now = self.house.clock()
+        match name:
+            case "spawn":
+                self.process = result
+                self._write(self.record.changed(process=result))
+                self.fire(Spawned())
+            case "inspect":
+                self._inspected(result)
+            case "sync":
+                event, held, digest = result
+                self.watch.holds(held, digest)
+                self._not_before["sync"] = now + (0.0 if isinstance(event, Synced) else LOOK_S)
+                if isinstance(event, Synced) and self.house.updating():
+                    return
+                self.fire(event)
+            case "probe":
+                self._probed(result, now)
+            case "drain":
+                if self.house.updating() and not self.force:
+                    return  # asked again: nothing is ended in a weight update
+                self.fire(result)
+            case "reclaim":
+                event, remains = result
+                self._reclaimed(event, remains, now)
+            case _:
+                pass
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        now = self.house.clock()
+        words = " ".join(str(error).split()) or type(error).__name__
+        if name == "spawn" and self.slot.state is State.LAUNCHING:
+            what = error.what if isinstance(error, RltopError) else type(error).__name__
+            return self.fire(SpawnFailed(f"launch/{what}", words))
+        self._not_before[name] = now + 1.0
+        if not isinstance(error, RltopError | TimeoutError):
+            self._tell_once("error", f"{name.split()[0]}: {type(error).__name__}: {words}")
+        elif name == "reclaim" and self.slot.state in (State.RECLAIMING, State.CRASHED) and not self.slot.clean:
+            # With its node everything of it is gone.
+            self.fire(Reclaimed() if isinstance(error, LostNode) else Held(f"cannot be looked at: {words}"))
+        return None
+
+    def _inspected(self, found: chores.Verified) -> None:
+        self.watch.verified = found
+        self.watch.log.flags = found.info
+        self.watch.health.speculative = found.wanted.get("speculative", "")
+        if found.version != self.record.version:
+            self._write(self.record.changed(version=found.version))
+        for name in found.ignored:
+            seen = found.toggles[name]
+            text = f"{name}={found.wanted[name]} had no effect: it runs with {seen.value} ({seen.source})"
+            self._tell_once("warn", text)
+        self.fire(Ready("ignored: " + ", ".join(found.ignored) if found.ignored else "it answers"))
+
+    def _probed(self, stats: EngineStats, now: float) -> None:
+        updating, serving = self.house.updating(), self.slot.serves()
+        event = self.watch.scraped(stats, self.house.required() if serving and not updating else None, now)
+        if serving:
+            self.house.looked(self.id, stats, now)
+        if event is not None:
+            self.fire(event)
+        self.moved()
+
+    def _reclaimed(self, event: Reclaimed | Held, remains: Remains, now: float) -> None:
+        if isinstance(event, Held):
+            self._not_before["reclaim"] = now + LOOK_S
+        elif others := chores.strangers(remains):
+            self._tell_once("warn", others)
+        self.fire(event)
+
+    async def _evidence(self, launcher: Launcher, process: Launched) -> None:
+        crash = self.watch.crash or self.watch.log.crash(asked=False)
+        folder = self.house.store.folder(self.id) / str(self.slot.generation)
+        spec = self.spec or self._spec(self.slot.generation)
+        versions = {"sglang": self.record.version, "python": sys.version.split()[0]}
+        await chores.keep_evidence(
+            launcher, process, folder, crash=crash, look=self.watch.look, spec=spec, versions=versions
+        )
+
+    # ---------------------------------------------------------------- showing
+
+    def publish(self) -> None:
+        """Show what changed."""
+        cell = engine_cell(self)
+        if cell != self._shown:
+            self._shown = cell
+            self.house.publish(self.id, cell)
+
+    def _tell_once(self, level: str, text: str) -> None:
+        if text not in self._told and len(self._told) < 100:
+            self._told.add(text)
+            self.house.tell(level, f"engine {self.id}: {text}", self.id, self.slot.state, self.slot.state)
