@@ -124,6 +124,11 @@ class Cluster:
     exposed: str = ""
     """Why strangers may run code in it, in words; "" when they may not (`exposure`)."""
 
+    @property
+    def address(self) -> str:
+        """`host:port` of its head, whatever name it was joined under."""
+        return str(self.ray.get_runtime_context().gcs_address)
+
     def actor(self, cls: type[Any], *args: Any, name: str, bundle: int, cpus: float, lanes: int = 1) -> Actor:
         """Start an actor of a plain class in a bundle. It must have a method `process_id`.
 

@@ -153,6 +153,9 @@ class FleetRollouts:
                 break
             operation = self.link.operation(op)
             if operation.get("state") in ("failed", "cancelled"):
+                if up:
+                    failed = states.keys() - set(up)
+                    break
                 raise self._no_start(str(operation.get("text") or operation.get("state")))
             if self.clock() >= deadline:
                 raise self._no_start(f"not up after {self.config.rollout_engine_wait_s:g} s")

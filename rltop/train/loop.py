@@ -228,9 +228,9 @@ class Loop:
         """The weights of a rollout that is running to engines that came back: they do not change before its end."""
         version, started = version_for(rollout_id), self.clock()
         with self.narrator.phase("update_weights", rollout_id):
-            if version == BASE_VERSION:
-                report = self.trainer.verify(engines)  # it was started from these weights
-            else:
+            # The first weights are those that it was started from; an engine of an earlier trainer may hold others.
+            report = self.trainer.verify(engines) if version == BASE_VERSION else None
+            if report is None or not _hold(report):
                 report = self.trainer.publish(version, rollout_id - 1, engines)
         self._report_sync(report, engines, first_rollout=rollout_id, seconds=self.clock() - started, again=True)
 
@@ -301,3 +301,8 @@ def _named(values: Mapping[str, float], batch: int) -> dict[str, float]:
     """slime's names: `train/loss`, ..., the learning rate as `train/lr-pg_0`."""
     named = {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in values.items()}
     return named | {"train/global_batch_size": float(batch)}
+
+
+def _hold(report: SyncReport) -> bool:
+    """Whether every engine that answered holds the version of the report, as far as can be seen."""
+    return report.ok and all(reply.gone or reply.version == report.version for reply in report.engines.values())

@@ -75,7 +75,7 @@ class Run:
             if fleet:
                 run_dir = self.environ.get("RLTOP_RUN_DIR")
                 link = stack.enter_context(FleetLink(fleet, Path(run_dir) if run_dir else None))
-                ray = {"address": str(config.ray_address), "namespace": NAMESPACE, "token_file": self._token_file()}
+                ray = {"address": cluster.address, "namespace": NAMESPACE, "token_file": self._token_file()}
                 where = Joined(group, ray) if joined else None
                 side = place_fleet(cluster, config, self.work_dir, run, narrator, link, self.clock, where)
                 self._loop(cluster, side, narrator).run()

@@ -222,6 +222,8 @@ class TrainActor:
 
     def _on_disk(self, version: str, pushed: Stages) -> Path:
         """The published version. Written once: an engine that comes back may read it while others do."""
+        if version == BASE_VERSION:
+            return self._base
         from rltop.engines.weights import publish
         from rltop.train.sync import named
 

@@ -39,6 +39,7 @@ class FakeTrainer:
 
     calls: list[Any]
     reply: EngineReply | None = None
+    base_reply: EngineReply | None = None
     planted: bool = False
     loaded_iteration: int | None = None
 
@@ -69,7 +70,7 @@ class FakeTrainer:
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         self.calls.append("verify")
-        return self._report(BASE_VERSION)
+        return self._report(BASE_VERSION, self.base_reply)
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         self.calls.append(("publish", version, rollout_id))

@@ -231,3 +231,13 @@ def test_in_the_first_rollout_an_engine_that_came_back_is_verified() -> None:
     loop.run()
     at = trainer.calls.index(("generate", 0, "default"))
     assert trainer.calls[at + 1 : at + 3] == ["verify", ("took", "default", ["0"])]
+
+
+def test_an_engine_with_an_earlier_runs_weights_gets_the_first_ones() -> None:
+    trainer = FakeTrainer([], base_reply=EngineReply(ok=True, version="57", same=False))
+    loop = supervised(trainer)
+    assert isinstance(loop.rollouts, FakeRollouts)
+    loop.rollouts.back = [[ENGINE]]
+    loop.run()
+    at = trainer.calls.index(("generate", 0, "default"))
+    assert trainer.calls[at + 1 : at + 4] == ["verify", ("publish", "default", -1), ("took", "default", ["0"])]
