@@ -118,6 +118,8 @@ def rows() -> list[tuple[str, str, str]]:
         ("painted bytes per tick, all of 64 engines changed", 1.0, (), BUDGET_ALL),
         ("painted bytes per tick, a tenth changed", 0.1, (), BUDGET_TENTH),
         ("the same, engine table full screen, all changed", 1.0, ("3", "f"), None),
+        ("painted bytes per tick, engine screen, all of 64 engines changed", 1.0, ("e",), BUDGET_ALL),
+        ("painted bytes per tick, engine screen, a tenth changed", 0.1, ("e",), BUDGET_TENTH),
     ):
         result = asyncio.run(painted_bytes(share=share, keys=keys))
         told = f"{result.mean:,.0f} (most {result.most:,})"

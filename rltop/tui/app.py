@@ -12,23 +12,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 
 from rltop.errors import RltopError
 from rltop.protocol.messages import LinesAnswer, Rejected
 from rltop.tui.clientlike import ClientLike
-from rltop.tui.keymap import KEYS, PANES, works
+from rltop.tui.keymap import works
+from rltop.tui.keytable import KEYS, PANES
 from rltop.tui.model import Clocks, Model
 from rltop.tui.screens.live import LiveScreen
 from rltop.tui.theme import ASCII, DARK, LIGHT, UNICODE, Palette
 
 if TYPE_CHECKING:
+    from rltop.tui.desk import Desk
+    from rltop.tui.screens.engines import EnginesScreen
     from rltop.tui.screens.source import SourceDialog
 
 BUCKETS = 400
@@ -89,6 +92,9 @@ class RltopApp(App[int], inherit_bindings=False):
         self.model = Model(client, self._clocks, self._glyphs, control=control)
         self._palette = Palette(self.current_theme)
         self.live = LiveScreen(self.model.frame, self._palette, self.perform, ascii_only=ascii_only)
+        self.engines: EnginesScreen | None = None
+        """The engine screen while it is open."""
+        self._desk: Desk | None = None
         self._client_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
@@ -179,12 +185,24 @@ class RltopApp(App[int], inherit_bindings=False):
                 self._asked.clear()  # something may have happened while away
             self._ask_series()
         self._was_live = frame.link.status == "live"
-        if self.live.message and not self.live.asking and self._clocks.monotonic() > self._message_until:
-            self.live.message = ""
+        front = self.front
+        if front.message and not front.asking and self._clocks.monotonic() > self._message_until:
+            front.message = ""
+        if self._desk is not None:
+            self._desk.tick(self._clocks.monotonic())
         if self.live.is_mounted:
             self._paint(set() if self.model.paused else dirty)
 
+    @property
+    def front(self) -> LiveScreen | EnginesScreen:
+        """The full screen that is in sight, dialogs aside."""
+        return self.engines or self.live
+
     def _paint(self, dirty: set[str] | None) -> None:
+        if self.engines is not None:  # the Live screen behind it is made anew when it comes back
+            if self.engines.is_mounted:
+                self.engines.paint(dirty)
+            return
         self.live.paint(None if dirty is None else dirty | self._unpainted)
         if self.live.size.width:
             self._unpainted.clear()
@@ -240,6 +258,10 @@ class RltopApp(App[int], inherit_bindings=False):
         match action:
             case "quit":
                 self.exit(0)
+            case "engines":
+                self._open_engines()
+            case "close":
+                self._close_engines()
             case "interrupt":
                 self.action_interrupt()
             case "look":
@@ -268,6 +290,42 @@ class RltopApp(App[int], inherit_bindings=False):
                 self._mute()
             case "stop-run":
                 self._confirm_stop()
+            case _ if self._desk is not None:
+                self._desk.perform(action, self._palette)
+
+    def _open_engines(self) -> None:
+        from rltop.tui.desk import Desk
+        from rltop.tui.screens.engines import EnginesScreen
+
+        cursor = self.live.engines_view.cursor(self.model.frame()) if self.live.active == "engines" else None
+        ascii_only = self._glyphs.ascii_only
+        screen = EnginesScreen(self.model.frame, self._palette, self.perform, ascii_only=ascii_only, cursor=cursor)
+        self.engines, self._desk = screen, Desk(self, self._client, screen, self._glyphs)
+        self.live.message = ""
+        self.push_screen(screen)
+
+    def _close_engines(self) -> None:
+        if self.engines is not None and self.screen is self.engines:
+            self.engines = self._desk = None
+            self.pop_screen()
+            self.live.paint(None)
+
+    def open_dialog(self, dialog: ModalScreen[str | None], done: Callable[[str | None], None]) -> None:
+        """Put a dialog on top; `done` gets what it was dismissed with, but Ctrl-C leaves."""
+
+        def closed(answer: str | None) -> None:
+            if answer in ("interrupt", "do:interrupt"):
+                self.action_interrupt()
+            else:
+                done(answer)
+
+        self.push_screen(dialog, closed)
+
+    def put_aside(self, text: str) -> None:
+        """Copy a text of a dialog."""
+        self.copy_to_clipboard(text)
+        with contextlib.suppress(OSError):
+            _keep_copy(text)
 
     def action_interrupt(self) -> None:
         """Ctrl-C leaves with 130, wherever it is pressed."""
@@ -275,15 +333,16 @@ class RltopApp(App[int], inherit_bindings=False):
 
     def say(self, text: str) -> None:
         """A short message in the footer."""
-        self.live.message = self.model.frame().safe(text)
+        front = self.front
+        front.message = self.model.frame().safe(text)
         self._message_until = self._clocks.monotonic() + _MESSAGE_S
-        if self.live.is_mounted:
-            self.live.paint(None)
+        if front.is_mounted:
+            front.paint(None)
 
     def _help(self) -> None:
         from rltop.tui.screens.dialogs import HelpDialog
 
-        self.push_screen(HelpDialog(self.live.context, self._palette, self._glyphs), self._after_help)
+        self.push_screen(HelpDialog(self.front.context, self._palette, self._glyphs), self._after_help)
 
     def _changed(self) -> None:
         from rltop.tui.screens.changed import ChangedDialog
@@ -320,8 +379,10 @@ class RltopApp(App[int], inherit_bindings=False):
     def _palette_dialog(self) -> None:
         from rltop.tui.screens.dialogs import Choice, PaletteDialog, choices
 
-        context = self.live.context
-        extra = [Choice(f"go:{name}", f"Go to {name}", str(PANES.index(name) + 1)) for name in PANES]
+        context = self.front.context
+        extra = [
+            Choice(f"go:{name}", f"Go to {name}", str(PANES.index(name) + 1)) for name in PANES if self.engines is None
+        ]
         offered = choices([key for key in KEYS if works(key, context)], extra)
         self.push_screen(PaletteDialog(offered, self._palette, self._glyphs), self._chosen)
 
@@ -335,7 +396,7 @@ class RltopApp(App[int], inherit_bindings=False):
         kind, _, name = (value or "").partition(":")
         match kind:
             case "do":
-                self.live.action_do(name)
+                self.front.action_do(name)
             case "go":
                 self.live.go(name)
                 self.live.paint(None)
@@ -345,9 +406,11 @@ class RltopApp(App[int], inherit_bindings=False):
     def _on_theme(self, theme: object) -> None:
         self._palette = Palette(self.current_theme)
         self.live.paint_with(self._palette)
+        if self.engines is not None:
+            self.engines.paint_with(self._palette)
 
     def _copy(self) -> None:
-        text = self.live.views[self.live.active].selection(self.model.frame())
+        text = self.front.selection(self.model.frame())
         if not text:
             return
         self.copy_to_clipboard(text)

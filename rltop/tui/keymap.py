@@ -1,4 +1,4 @@
-"""The one table of keys: bindings, footer, help screen and command palette are all made from it."""
+"""What the keys of the table do now: bindings, footer, help screen and command palette all ask here."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-PANES = ("checks", "charts", "engines", "events", "rollouts", "run")
-"""Pane names in the order of their number keys."""
-LISTS = ("checks", "engines", "events", "rollouts", "run")
-"""Panes that are lists of rows."""
+from rltop.tui.keytable import KEYS, Key
 
 
 class Context(Struct, frozen=True):
@@ -40,263 +37,27 @@ class Context(Struct, frozen=True):
     """The pane has a selected row."""
     evidence: bool = False
     """The selected check has evidence that can be opened."""
-
-
-class Key(Struct, frozen=True, kw_only=True):
-    """One action and its keys.
-
-    action: stable name, also the id of its bindings.
-    keys: Textual key names; the first is shown.
-    shown: how the keys are written for people; empty: the first key.
-    short: one or two words for the footer.
-    help: what it does, for the help screen and the palette.
-    group: heading in the help screen.
-    panes: panes where it works; empty: everywhere.
-    footer: rank in the footer, lowest first; 0 is never shown there.
-    palette: in the command palette.
-    dangerous: changes the run: needs `--control`, asks before it acts.
-    """
-
-    action: str
-    keys: tuple[str, ...]
-    shown: str = ""
-    short: str = ""
-    help: str
-    group: str = "Everywhere"
-    panes: tuple[str, ...] = ()
-    footer: int = 0
-    palette: bool = True
-    dangerous: bool = False
-
-    @property
-    def label(self) -> str:
-        """The keys as people read them."""
-        return self.shown or self.keys[0]
-
-
-KEYS: tuple[Key, ...] = (
-    Key(
-        action="quit",
-        keys=("q",),
-        short="quit",
-        help="Leave the dashboard; a demo ends with it, any other run goes on",
-        footer=55,
-    ),
-    Key(
-        action="help",
-        keys=("question_mark", "f1"),
-        shown="?",
-        short="help",
-        help="Keys and what healthy values are",
-        footer=99,
-    ),
-    Key(
-        action="palette",
-        keys=("colon", "ctrl+p"),
-        shown=": ctrl+p",
-        short="commands",
-        help="Find any action by name",
-        footer=80,
-        palette=False,
-    ),
-    Key(action="pause", keys=("space",), shown="space", short="pause", help="Freeze or release the picture", footer=30),
-    Key(action="copy", keys=("y",), short="copy", help="Copy the selected row (OSC 52, and to a file)", footer=60),
-    Key(action="changed", keys=("w",), short="changed", help="What changed since the last good run before this one"),
-    Key(action="screenshot", keys=("P",), short="screenshot", help="Save the screen as an SVG file"),
-    Key(action="theme", keys=("T",), short="theme", help="Choose another theme"),
-    Key(action="suspend", keys=("ctrl+z",), short="suspend", help="Back to the shell; `fg` returns", palette=False),
-    Key(action="interrupt", keys=("ctrl+c",), short="quit", help="Leave with exit code 130", palette=False),
-    Key(
-        action="pane",
-        keys=("1", "2", "3", "4", "5", "6"),
-        shown="1..6",
-        short="pane",
-        help="Go to a pane by its number",
-        group="Panes",
-        footer=50,
-        palette=False,
-    ),
-    Key(action="next-pane", keys=("tab",), short="next", help="Next pane", group="Panes", palette=False),
-    Key(action="previous-pane", keys=("shift+tab",), help="Previous pane", group="Panes", palette=False),
-    Key(
-        action="previous-tab",
-        keys=("left_square_bracket",),
-        shown="[",
-        help="Previous tab (charts: previous chart)",
-        group="Panes",
-        palette=False,
-    ),
-    Key(
-        action="next-tab",
-        keys=("right_square_bracket",),
-        shown="]",
-        help="Next tab (charts: next chart)",
-        group="Panes",
-        palette=False,
-    ),
-    Key(
-        action="full",
-        keys=("f",),
-        short="full screen",
-        help="Fill the screen with this pane, or undo it",
-        group="Panes",
-        footer=40,
-    ),
-    Key(action="up", keys=("up", "k"), shown="↑ k", help="Up; charts: the chart above", group="Move", palette=False),
-    Key(
-        action="down",
-        keys=("down", "j"),
-        shown="↓ j",
-        help="Down; charts: the chart below",
-        group="Move",
-        palette=False,
-    ),
-    Key(
-        action="left",
-        keys=("left", "comma"),
-        shown="← ,",
-        help="Charts: cursor to the left",
-        group="Move",
-        palette=False,
-    ),
-    Key(
-        action="right",
-        keys=("right", "full_stop"),
-        shown="→ .",
-        help="Charts: cursor to the right",
-        group="Move",
-        palette=False,
-    ),
-    Key(action="page-up", keys=("pageup",), help="One page up", group="Move", palette=False),
-    Key(action="page-down", keys=("pagedown",), help="One page down", group="Move", palette=False),
-    Key(action="home", keys=("g", "home"), shown="g", help="To the start", group="Move", palette=False),
-    Key(
-        action="end",
-        keys=("G", "end"),
-        shown="G",
-        help="To the end; events: follow the newest",
-        group="Move",
-        palette=False,
-    ),
-    Key(
-        action="open",
-        keys=("enter",),
-        shown="enter",
-        short="open",
-        help="Open or close the selected row",
-        group="Move",
-        footer=10,
-    ),
-    Key(
-        action="back",
-        keys=("escape",),
-        shown="esc",
-        short="back",
-        help="Back: drop the filter, the cursor, the full screen",
-        group="Move",
-        footer=20,
-        palette=False,
-    ),
-    Key(
-        action="filter",
-        keys=("slash",),
-        shown="/",
-        short="filter",
-        help="Show only rows that contain a text",
-        group="Lists",
-        panes=LISTS,
-        footer=12,
-    ),
-    Key(
-        action="sort",
-        keys=("s",),
-        short="sort",
-        help="Sort engines by the next column",
-        group="Lists",
-        panes=("engines",),
-        footer=14,
-    ),
-    Key(
-        action="level",
-        keys=("v",),
-        short="level",
-        help="Least level of events: debug, info, warn, error",
-        group="Lists",
-        panes=("events",),
-        footer=14,
-    ),
-    Key(
-        action="source",
-        keys=("o",),
-        short="source",
-        help="The log around the evidence of the selected check, or its metric in the charts",
-        group="Lists",
-        panes=("checks",),
-        footer=11,
-    ),
-    Key(
-        action="log-y",
-        keys=("l",),
-        short="log y",
-        help="Logarithmic y axis on or off",
-        group="Charts",
-        panes=("charts",),
-        footer=14,
-    ),
-    Key(
-        action="zoom-in",
-        keys=("plus", "equals_sign"),
-        shown="+",
-        short="zoom",
-        help="Half the time range",
-        group="Charts",
-        panes=("charts",),
-        footer=13,
-    ),
-    Key(
-        action="zoom-out",
-        keys=("minus",),
-        shown="-",
-        short="wider",
-        help="Double the time range",
-        group="Charts",
-        panes=("charts",),
-        footer=15,
-    ),
-    Key(
-        action="note",
-        keys=("n",),
-        short="note",
-        help="Write a line into everybody's event log",
-        group="Control",
-        footer=70,
-        dangerous=True,
-    ),
-    Key(
-        action="mute",
-        keys=("m",),
-        short="mute",
-        help="Mute the selected check with a reason, or hear it again",
-        group="Control",
-        panes=("checks",),
-        footer=16,
-        dangerous=True,
-    ),
-    Key(
-        action="stop-run",
-        keys=("ctrl+x",),
-        short="stop run",
-        help="Stop the trainer (asks first); the daemon stays",
-        group="Control",
-        footer=71,
-        dangerous=True,
-    ),
-)
+    screen: str = "live"
+    """`live`, or `engines`: the engine screen, whose panes are `list`, `status`, `toggles`, `log` and `ab`."""
+    engines: bool = False
+    """There are engines."""
+    owned: bool = False
+    """rltop owns all engines that an action would be for."""
+    stopped: bool = False
+    """They are all down."""
+    staged: bool = False
+    """There are changes that were not sent yet."""
+    previous: bool = False
+    """They have a generation to go back to."""
+    operation: bool = False
+    """An operation on engines runs."""
+    ab: bool = False
+    """An A/B run goes on."""
 
 
 def works(key: Key, context: Context) -> bool:
     """Whether the action does anything in this context. Bindings, footer and palette all ask here."""
-    if key.dangerous and not (context.control and context.live):
+    if context.screen not in key.screens or (key.dangerous and not (context.control and context.live)):
         return False
     if key.panes and context.pane not in key.panes:
         return False
@@ -317,6 +78,24 @@ def works(key: Key, context: Context) -> bool:
             return context.evidence
         case "open" | "copy" | "mute":
             return context.selected
+        case "engines" | "http" | "select-all":
+            return context.engines
+        case "edit" | "log":
+            return context.selected
+        case "value":
+            return context.owned and context.control and context.live
+        case "restart" | "stop":
+            return context.owned
+        case "diff":
+            return context.owned and context.staged
+        case "drop":
+            return context.staged
+        case "revert":
+            return context.owned and context.previous
+        case "ab-run":
+            return context.ab or context.staged
+        case "cancel-op":
+            return context.operation
         case _:
             return True
 
@@ -332,8 +111,13 @@ def find(action: str) -> Key:
 def hints(context: Context) -> Iterator[tuple[str, str]]:
     """(keys, short label) for the footer, most useful first, only what works now."""
     chosen = [key for key in KEYS if key.footer and works(key, context)]
-    for key in sorted(chosen, key=lambda key: key.footer):
-        yield key.label.split(" ")[0], _short(key, context)
+    for key in sorted(chosen, key=lambda key: _rank(key, context)):
+        yield key.label if key.action == "choose-left" else key.label.split(" ")[0], _short(key, context)
+
+
+def _rank(key: Key, context: Context) -> int:
+    # Where engines are looked at, the way to their screen is what is wanted most.
+    return 11 if key.action == "engines" and context.pane == "engines" else key.footer
 
 
 def _short(key: Key, context: Context) -> str:
@@ -344,6 +128,12 @@ def _short(key: Key, context: Context) -> str:
             return "restore"
         case "back" if context.filtered:
             return "clear filter"
+        case "choose-left" if not (context.owned and context.control and context.live):
+            return "look"
+        case "stop" if context.stopped:
+            return "start"
+        case "ab-run" if context.ab:
+            return "end A/B"
         case "open" if context.pane == "charts":
             return "all charts" if context.single_chart else "one chart"
         case _:
@@ -354,7 +144,7 @@ def help_groups(context: Context) -> list[tuple[str, list[Key]]]:
     """The help screen: headings and keys, those of the current pane first; without control no dangerous ones."""
     groups: dict[str, list[Key]] = {}
     for key in KEYS:
-        if key.dangerous and not context.control:
+        if context.screen not in key.screens or (key.dangerous and not context.control):
             continue
         groups.setdefault(key.group, []).append(key)
     return sorted(groups.items(), key=lambda group: not any(context.pane in key.panes for key in group[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from rltop.tui.keymap import PANES
+from rltop.tui.keytable import PANES
 
 LEAST = (40, 12)
 """Smallest terminal, columns x rows, in which anything is shown."""

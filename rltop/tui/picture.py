@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rltop.tui.clientlike import Status
+from rltop.tui.lenient import as_list, as_map, as_number, as_text
 
 State = Mapping[str, Any]
 
@@ -35,25 +36,9 @@ SLOW_PHASE = 3.0
 """A phase this many times its median is called slow."""
 
 
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
 def under(state: State, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
     """(rest of the key, value) of the keys that start with `prefix`, in the order of the table."""
-    return [(key[len(prefix) :], _map(value)) for key, value in state.items() if key.startswith(prefix)]
+    return [(key[len(prefix) :], as_map(value)) for key, value in state.items() if key.startswith(prefix)]
 
 
 # ---------------------------------------------------------------- header
@@ -76,19 +61,19 @@ class RunView(Struct, frozen=True):
 
 def run_view(state: State, fallback_name: str = "") -> RunView:
     """The `run` key."""
-    run = _map(state.get("run"))
+    run = as_map(state.get("run"))
     total = run.get("num_rollout")
     return RunView(
-        name=_text(run.get("name")) or fallback_name,
-        framework=_text(run.get("framework")),
-        mode=_text(run.get("mode")),
-        state=_text(run.get("state")),
-        text=_text(run.get("text")),
-        stand_ins=tuple(map(str, _list(run.get("stand_ins")))),
-        faults=tuple(map(str, _list(run.get("injected_faults")))),
+        name=as_text(run.get("name")) or fallback_name,
+        framework=as_text(run.get("framework")),
+        mode=as_text(run.get("mode")),
+        state=as_text(run.get("state")),
+        text=as_text(run.get("text")),
+        stand_ins=tuple(map(str, as_list(run.get("stand_ins")))),
+        faults=tuple(map(str, as_list(run.get("injected_faults")))),
         num_rollout=total if isinstance(total, int) else None,
-        started=_number(run.get("started")),
-        ended=_number(run.get("ended")),
+        started=as_number(run.get("started")),
+        ended=as_number(run.get("ended")),
     )
 
 
@@ -112,20 +97,20 @@ class PhaseView(Struct, frozen=True):
 
 def phase_view(state: State, server_now: float | None) -> PhaseView | None:
     """The `phase` key; None before the first phase. Elapsed time stops at the end of the run."""
-    phase = _map(state.get("phase"))
-    name = _text(phase.get("name"))
+    phase = as_map(state.get("phase"))
+    name = as_text(phase.get("name"))
     if not name:
         return None
-    since = _number(phase.get("since"))
-    ended = _number(_map(state.get("run")).get("ended"))
+    since = as_number(phase.get("since"))
+    ended = as_number(as_map(state.get("run")).get("ended"))
     until = server_now if ended is None else ended
     rollout = phase.get("rollout_id")
     return PhaseView(
         name=name,
         rollout=rollout if isinstance(rollout, int) else None,
         elapsed_s=None if since is None or until is None else max(0.0, until - since),
-        median_s=_number(phase.get("median_s")),
-        also=tuple(str(item) for item in _list(phase.get("open")) if item != name),
+        median_s=as_number(phase.get("median_s")),
+        also=tuple(str(item) for item in as_list(phase.get("open")) if item != name),
     )
 
 
@@ -158,7 +143,7 @@ class Link(Struct, frozen=True):
 def newest_rollout(state: State) -> int | None:
     """The rollout of the newest reward, for when no phase is open."""
     for key in CHARTS[0].keys:
-        rollout = _map(state.get(f"metric/{key}")).get("rollout_id")
+        rollout = as_map(state.get(f"metric/{key}")).get("rollout_id")
         if isinstance(rollout, int):
             return rollout
     return None
@@ -200,7 +185,7 @@ def check_views(state: State) -> list[CheckView]:
 
     Within a status the first-step checks come first, in the order in which slime's guide looks at them.
     """
-    roots = [str(item) for item in _list(_map(state.get("checks")).get("root_causes"))]
+    roots = [str(item) for item in as_list(as_map(state.get("checks")).get("root_causes"))]
     views = [_check(key, value, roots) for key, value in under(state, "check/")]
     by_root: dict[str, list[CheckView]] = {}
     top: list[CheckView] = []
@@ -241,10 +226,10 @@ def _deeper(view: CheckView) -> CheckView:
 
 
 def _check(key: str, value: Mapping[str, Any], roots: list[str]) -> CheckView:
-    name = _text(value.get("id")) or key
+    name = as_text(value.get("id")) or key
     subject = " ".join(f"{what} {value[what]}" for what in ("engine", "rank") if value.get(what) is not None)
     where = " ".join(f"{what} {value[what]}" for what in ("rollout", "step") if value.get(what) is not None)
-    status = _text(value.get("status"))
+    status = as_text(value.get("status"))
     return CheckView(
         id=name,
         status=status if status in _RANK else "skip",
@@ -252,20 +237,20 @@ def _check(key: str, value: Mapping[str, Any], roots: list[str]) -> CheckView:
         where=where,
         value=value.get("value"),
         threshold=value.get("threshold"),
-        cause=_text(value.get("cause")),
-        evidence=tuple(_map(item) for item in _list(value.get("evidence"))),
-        advice=tuple(map(str, _list(value.get("advice")))),
-        confidence=_text(value.get("confidence")),
-        consequence_of=tuple(map(str, _list(value.get("consequence_of")))),
-        refs=tuple(map(str, _list(value.get("refs")))),
-        since=_number(value.get("since")),
+        cause=as_text(value.get("cause")),
+        evidence=tuple(as_map(item) for item in as_list(value.get("evidence"))),
+        advice=tuple(map(str, as_list(value.get("advice")))),
+        confidence=as_text(value.get("confidence")),
+        consequence_of=tuple(map(str, as_list(value.get("consequence_of")))),
+        refs=tuple(map(str, as_list(value.get("refs")))),
+        since=as_number(value.get("since")),
         root=name in roots,
-        muted=_mute(_map(value.get("muted"))),
+        muted=_mute(as_map(value.get("muted"))),
     )
 
 
 def _mute(mute: Mapping[str, Any]) -> str:
-    who, reason = _text(mute.get("who")), _text(mute.get("reason"))
+    who, reason = as_text(mute.get("who")), as_text(mute.get("reason"))
     return f"{reason or 'muted'} ({who})" if who else reason
 
 
@@ -276,119 +261,6 @@ def check_counts(views: Iterable[CheckView]) -> dict[str, int]:
         if not view.muted:
             counts[view.status] += 1
     return {status: count for status, count in counts.items() if count}
-
-
-# ---------------------------------------------------------------- engines
-
-_UNWELL = (
-    "CRASHED",
-    "LOST",
-    "QUARANTINED",
-    "BACKOFF",
-    "SUSPECT",
-    "RECLAIMING",
-    "STOPPING",
-    "DRAINING",
-    "STALE",
-    "STOPPED",
-)
-_STARTING = ("LAUNCHING", "LOADING", "CAPTURING", "WARMING", "OFFLOADED")
-
-
-class EngineView(Struct, frozen=True):
-    """One engine. None = unknown."""
-
-    id: str
-    kind: str
-    """`SGLang`, `CPU engine` (a stand-in) or what the run calls it."""
-    state: str
-    generation: int | None
-    weights: str
-    old: bool
-    """Its weights are not the newest ones."""
-    running: float | None
-    queued: float | None
-    tokens_per_s: float | None
-    kv: float | None
-    """Share of the KV cache in use, 0..1."""
-    graph: bool | None
-    accept: float | None
-    """Mean accepted length of speculative decoding."""
-    seen: float | None
-    """Server time of the last good scrape."""
-    error: str
-    url: str
-    pid: int | None
-    host: str
-    version: str
-    model_path: str
-    log: str
-
-    @property
-    def trouble(self) -> int:
-        """0 = unwell, 1 = starting, 2 = needs a look (old weights, scrape error), 3 = well."""
-        word = self.state.split("(")[0].upper()
-        if word in _UNWELL[:8]:
-            return 0
-        if word in _STARTING or word in _UNWELL:
-            return 1
-        return 2 if self.old or self.error else 3
-
-
-def newest_weights(state: State) -> str:
-    """The weight version every engine should hold; empty when nothing was synced yet."""
-    return _text(_map(state.get("weights")).get("version"))
-
-
-def engine_views(state: State) -> list[EngineView]:
-    """The `engine/*` keys, by id (numbers as numbers)."""
-    newest = newest_weights(state)
-    views = [_engine(key, value, newest) for key, value in under(state, "engine/")]
-    return sorted(views, key=lambda view: natural(view.id))
-
-
-def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key in which `e10` comes after `e9`."""
-    parts: list[tuple[int, int, str]] = []
-    digits = ""
-    for char in text + "\0":
-        if char.isdecimal() and char.isascii():
-            digits += char
-            continue
-        if digits:
-            parts.append((0, int(digits), ""))
-            digits = ""
-        if char != "\0":
-            parts.append((1, 0, char))
-    return tuple(parts)
-
-
-def _engine(key: str, value: Mapping[str, Any], newest: str) -> EngineView:
-    kind = _text(value.get("kind"))
-    weights = _text(value.get("weight_version"))
-    generation, pid, graph = value.get("generation"), value.get("pid"), value.get("cuda_graph")
-    return EngineView(
-        id=_text(value.get("id")) or key,
-        kind={"cpu": "CPU engine", "sglang": "SGLang"}.get(kind, kind),
-        state=_text(value.get("state")).upper(),
-        generation=generation if isinstance(generation, int) else None,
-        weights=weights,
-        old=bool(newest and weights and weights != newest),
-        running=_number(value.get("running")),
-        queued=_number(value.get("queued")),
-        tokens_per_s=_number(value.get("tokens_per_s")),
-        kv=_number(value.get("token_usage")),
-        graph=bool(graph) if isinstance(graph, bool | int | float) else None,
-        accept=_number(value.get("spec_accept_length")),
-        seen=_number(value.get("seen")),
-        error=_text(value.get("error")),
-        url=_text(value.get("url")),
-        pid=pid if isinstance(pid, int) and pid > 0 else None,
-        host=_text(value.get("host")),
-        version=_text(value.get("version")),
-        model_path=_text(value.get("model_path")),
-        log=_text(value.get("log")),
-    )
 
 
 # ---------------------------------------------------------------- charts
@@ -449,13 +321,13 @@ def threshold(spec: ChartSpec, state: State) -> float | None:
     """The number that the chart's check compares with, when it is one positive number."""
     if not spec.check:
         return None
-    limit = _map(state.get(f"check/{spec.check}")).get("threshold")
+    limit = as_map(state.get(f"check/{spec.check}")).get("threshold")
     if isinstance(limit, Mapping):
         limit = limit.get("warn", limit.get("fail", limit.get("max")))
-    number = _number(limit)
+    number = as_number(limit)
     return number if number is not None and math.isfinite(number) and number > 0 else None
 
 
 def check_status(spec: ChartSpec, state: State) -> str:
     """Status of the chart's check, empty without one."""
-    return _text(_map(state.get(f"check/{spec.check}")).get("status")) if spec.check else ""
+    return as_text(as_map(state.get(f"check/{spec.check}")).get("status")) if spec.check else ""

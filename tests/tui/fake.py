@@ -69,7 +69,12 @@ class FakeClient:
         self.first_event = 1
         self.old_events: list[dict[str, Any]] = []
         self.sent: list[tuple[str, str, dict[str, Any]]] = []
+        """Commands that were meant: (name, target, args)."""
+        self.orders: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
+        """All commands, dry runs too: (name, target, args, further fields)."""
         self.answer: Accepted | Rejected = Accepted(op="op1")
+        self.plan: Accepted | Rejected = Accepted(op="", plan=["nothing was planned by the test"])
+        """The answer to dry runs."""
         self.queries: list[tuple[tuple[str, ...], float | None, float | None]] = []
         self.logs: dict[str, LinesAnswer] = {}
         self.opened: list[tuple[str, int]] = []
@@ -159,6 +164,11 @@ class FakeClient:
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any
     ) -> Accepted | Rejected:
+        self.orders.append((name, target, args or {}, kw))
+        if self.busy:
+            raise RltopError("no answer to 'cmd' in 10 s")
+        if kw.get("dry_run"):
+            return self.plan
         self.sent.append((name, target, args or {}))
         return self.answer
 

@@ -16,6 +16,7 @@ from typing import Any
 from rltop.protocol.messages import Tick
 from rltop.tui.app import RltopApp
 from rltop.tui.model import Clocks
+from tests.tui.engine_scenes import put_ab, put_engines, put_operation, signals, toggles
 from tests.tui.fake import NOW, FakeClient, series, stamp
 
 GAP = "train/train_rollout_logprob_abs_diff"
@@ -290,6 +291,10 @@ def fleet(client: FakeClient) -> None:
     healthy(client)
     client.put("run", RUN | {"framework": "slime", "stand_ins": [], "name": "qwen3-moe-grpo"})
     client.mirror.run = "qwen3-moe-grpo"
+    required = {"version": "42", "source": "trainer"}
+    client.put("fleet", {"serving": 60, "total": 64, "keep": 32, "required": required, "safe_point": False, "ab": None})
+    for index in range(64):
+        client.put(f"toggles/{index}", toggles())
     fleet_round(client, 0)
 
 
@@ -326,7 +331,37 @@ def fleet_engine(index: int, rng: random.Random) -> dict[str, Any]:
     }
     version = "41" if index in (17, 31) else "42"
     generation = 3 if down else 1
-    return engine(str(index), index, state=state, weight_version=version, generation=generation, **load)
+    life: dict[str, Any] = {
+        "owner": "rltop",
+        "launcher": "ray",
+        "since": NOW - (3600 if state == "HEALTHY" else 40),
+        "cause": {
+            "CRASHED": "illegal memory access in fused_moe_kernel",
+            "STALE": "holds version 41; version 42 comes with the trainer's next push",
+            "SUSPECT": "no progress for 12 s with 8 running requests",
+        }.get(state, ""),
+        "restarts": 2 if down else 0,
+        "signals": signals(process=(not down, "", 0.5), progress=(state != "SUSPECT", "", 0.5)),
+    }
+    return engine(str(index), index, state=state, weight_version=version, generation=generation, **load, **life)
+
+
+def engines(client: FakeClient) -> None:
+    """A run that owns four engines, and watches one of somebody else."""
+    healthy(client)
+    put_engines(client)
+
+
+def operation(client: FakeClient) -> None:
+    """The same, while a rolling change goes on."""
+    engines(client)
+    put_operation(client)
+
+
+def ab_run(client: FakeClient) -> None:
+    """The same, half of the engines each way."""
+    engines(client)
+    put_ab(client)
 
 
 def hostile(client: FakeClient) -> None:
@@ -375,6 +410,9 @@ SCENES: dict[str, Callable[[FakeClient], None]] = {
     "healthy": healthy,
     "failing": failing,
     "fleet": fleet,
+    "engines": engines,
+    "operation": operation,
+    "ab": ab_run,
     "hostile": hostile,
     "lost": lost,
     "crash": crash,

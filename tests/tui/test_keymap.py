@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
-from rltop.tui.keymap import KEYS, PANES, Context, find, help_groups, hints, works
+from rltop.tui.keymap import Context, find, help_groups, hints, works
+from rltop.tui.keytable import KEYS, PANES
 from rltop.tui.rows import plain_text, row_cells
 from rltop.tui.widgets.bars import footer_row
 
 
 def test_no_key_has_two_meanings_and_no_action_two_entries() -> None:
-    keys = Counter(name for key in KEYS for name in key.keys)
+    keys = Counter((screen, name) for key in KEYS for name in key.keys for screen in key.screens)
     assert [name for name, count in keys.items() if count > 1] == []
     assert [action for action, count in Counter(key.action for key in KEYS).items() if count > 1] == []
 
@@ -25,16 +27,23 @@ LANGUAGE = (
 
 @pytest.mark.parametrize("name", LANGUAGE.split())
 def test_the_common_key_language_is_bound(name: str) -> None:
-    assert any(name in key.keys for key in KEYS)
+    assert any(name in key.keys and "live" in key.screens for key in KEYS)
+
+
+def test_the_engine_screen_speaks_the_common_language_too() -> None:
+    shared = "question_mark slash colon ctrl+p up down j k g G escape y P T ctrl+c ctrl+z f"
+    assert all(any(name in key.keys and "engines" in key.screens for key in KEYS) for name in shared.split())
 
 
 def test_dangerous_actions_do_not_exist_without_control_or_connection() -> None:
     dangerous = [key for key in KEYS if key.dangerous]
-    assert {key.action for key in dangerous} == {"mute", "note", "stop-run"}
+    engines = {"diff", "restart", "revert", "stop", "ab-run", "http", "cancel-op"}
+    assert {key.action for key in dangerous} == {"mute", "note", "stop-run"} | engines
     for key in dangerous:
-        assert not works(key, Context(control=False, live=True))
-        assert not works(key, Context(control=True, live=False))
-        assert works(key, Context(control=True, live=True))
+        there = Context(screen=key.screens[0], engines=True, owned=True, staged=True, previous=True, operation=True)
+        assert not works(key, replace(there, control=False, live=True))
+        assert not works(key, replace(there, control=True, live=False))
+        assert works(key, replace(there, control=True, live=True))
     offered = {key.action for _, keys in help_groups(Context(control=False)) for key in keys}
     assert not offered & {"note", "stop-run"}
 
@@ -64,9 +73,10 @@ def test_a_narrow_footer_drops_whole_hints_and_keeps_help(width: int, pane: str)
 
 
 def test_every_action_of_the_footer_is_in_the_help_screen() -> None:
-    context = Context(control=True, live=True)
-    listed = {key.action for _, keys in help_groups(context) for key in keys}
-    assert {key.action for key in KEYS if key.footer} <= listed
+    for screen in ("live", "engines"):
+        context = Context(screen=screen, control=True, live=True)
+        listed = {key.action for _, keys in help_groups(context) for key in keys}
+        assert {key.action for key in KEYS if key.footer and screen in key.screens} <= listed
 
 
 def test_an_unknown_action_is_an_error() -> None:

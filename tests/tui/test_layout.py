@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rltop.tui.keymap import PANES
+from rltop.tui.keytable import PANES
 from rltop.tui.layout import LEAST, arrange, fits
 
 

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from rltop.checks.catalogue import STEP1
 from rltop.tui.app import local_clocks
+from rltop.tui.fleet import engine_views, natural
 from rltop.tui.picture import (
     CHARTS,
     FIRST_STEP,
     Link,
     check_counts,
     check_views,
-    engine_views,
-    natural,
     phase_view,
     run_view,
     threshold,
@@ -149,7 +148,7 @@ def test_weights_that_are_not_the_newest_are_called_old() -> None:
     }
     assert [view.old for view in engine_views(state)] == [False, True, False]
     text = plain_text(EnginesView().body(frame(state), 120, 9, focused=False))
-    assert "41 OLD" in text
+    assert "v41 of 42" in text
 
 
 def test_the_cpu_engine_is_named_as_what_it_is() -> None:

@@ -33,16 +33,26 @@ FOLDER = Path(__file__).parent / "snapshots"
         ("healthy-run-80x24", "healthy", (80, 24), "6"),
         ("healthy-filter-80x24", "healthy", (80, 24), "slash g r a d"),
         ("healthy-paused-80x24", "healthy", (80, 24), "space"),
+        ("engines-table-80x24", "engines", (80, 24), "3"),
+        ("engines-status-80x24", "operation", (80, 24), "control e j j"),
+        ("engines-toggles-80x24", "engines", (80, 24), "control e e right j j j right right"),
+        ("engines-toggles-120x40", "engines", (120, 40), "control e e right j j j right right"),
+        ("engines-ab-120x40", "ab", (120, 40), "control e tab tab tab tab"),
+        ("engines-ascii-80x24", "engines", (80, 24), "ascii control e j j"),
         ("help-80x24", "healthy", (80, 24), "2 question_mark"),
         ("lost-120x40", "lost", (120, 40), ""),
     ],
 )
 async def test_the_screen_looks_as_it_should(name: str, scene: str, size: tuple[int, int], keys: str) -> None:
-    async with dash(scene, size, ascii_only=keys == "ascii") as board:
-        await board.press(*[key for key in keys.split() if key != "ascii"])
+    words = keys.split()
+    async with dash(scene, size, ascii_only="ascii" in words, control="control" in words) as board:
+        for key in (word for word in words if word not in ("ascii", "control")):
+            await board.press(key)
+            await board.pilot.pause()
         dialog = "question_mark" in keys
         if dialog:
             await board.shows("esc closes")
+        await board.tick(0)
         await board.tick(0)
         shown = plain_text(board.app.screen.query_one(Pane).rows) if dialog else board.text
     compare(name, shown + "\n")

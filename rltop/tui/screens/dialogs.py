@@ -10,7 +10,9 @@ from textual.app import ComposeResult
 from textual.geometry import Region
 from textual.screen import ModalScreen
 
-from rltop.tui.keymap import Context, Key, help_groups
+from rltop.tui.fleet import SIGNALS
+from rltop.tui.keymap import Context, help_groups
+from rltop.tui.keytable import Key
 from rltop.tui.picture import CHARTS
 from rltop.tui.rows import Row, Span, crop, extend, restyle, row_cells
 from rltop.tui.text import cells, wrap
@@ -122,6 +124,8 @@ class HelpDialog(Dialog):
                 for line in wrap("This viewer is read-only: start with --control to act on the run.", width)
             ]
             rows.append(())
+        if self._situation.screen == "engines":
+            return rows + self._engine_rows(width)
         rows.append((("What healthy looks like", "strong"),))
         for spec in CHARTS:
             rows += _pair(spec.title, spec.healthy, width)
@@ -135,6 +139,22 @@ class HelpDialog(Dialog):
             ("skip", "not tested; the cause says why"),
         ):
             rows += _pair(f"{self._glyphs.status(status)} {status}", text, width)
+        return rows
+
+    def _engine_rows(self, width: int) -> list[Row]:
+        glyphs = self._glyphs
+        rows: list[Row] = [(("Signals (column PHGTL: a tick is well, the letter is not, a dot is unknown)", "strong"),)]
+        for letter, name, meaning in SIGNALS:
+            rows += _pair(f"{letter} {name}", meaning, width)
+        rows += [(), (("Toggles", "strong"),)]
+        for mark, text in (
+            (glyphs.ok, "in effect, seen in the running engine"),
+            (glyphs.skip, "asked for; what is in effect cannot be seen"),
+            (glyphs.warn, "asked for something else than what is in effect"),
+            (glyphs.fail, "the engine ignores what it was asked for"),
+            ("(choice)", "cannot be had now: go there and it says why"),
+        ):
+            rows += _pair(mark, text, width)
         return rows
 
     def _ascii(self, label: str) -> str:

@@ -13,11 +13,13 @@ from textual.geometry import Region
 from textual.screen import Screen
 
 from rltop.tui.evidence import ChartPlace, LinePlace, places
-from rltop.tui.keymap import KEYS, PANES, Context, find, hints, works
+from rltop.tui.keymap import Context, find, hints, works
+from rltop.tui.keytable import KEYS, PANES
 from rltop.tui.layout import LEAST, Box, Place, arrange, fits
 from rltop.tui.picture import CheckView, run_view, under
 from rltop.tui.theme import Palette
 from rltop.tui.view import Frame, View
+from rltop.tui.widgets.ask import AskLine
 from rltop.tui.widgets.bars import footer_row, title_rows, too_small
 from rltop.tui.widgets.chart import ChartsView
 from rltop.tui.widgets.checks import ChecksView
@@ -46,6 +48,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(name, f"do('{key.action}','{name}')", key.short, show=False, id=f"{key.action}-{name}")
         for key in KEYS
+        if "live" in key.screens
         for name in key.keys
     ]
 
@@ -58,11 +61,12 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         self._perform = perform
         self.charts = ChartsView()
         self.events_view = EventsView()
+        self.engines_view = EnginesView()
         self._checks = ChecksView()
         self.views: dict[str, View] = {
             "checks": self._checks,
             "charts": self.charts,
-            "engines": EnginesView(),
+            "engines": self.engines_view,
             "events": self.events_view,
             "rollouts": RolloutsView(),
             "run": RunFactsView(),
@@ -85,9 +89,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             )
             for name in PANES
         }
-        self._input: Input | None = None
-        self._done: Callable[[str | None], None] | None = None
-        self._live: Callable[[str], None] | None = None
+        self._line = AskLine(self, self._repaint)
         self.message = ""
 
     def compose(self) -> ComposeResult:
@@ -131,6 +133,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             changed += self._paint_place(place, view, frame, body=whole)
         return changed + self._paint_footer(frame)
 
+    def _repaint(self) -> None:
+        self.paint(None)
+
     def _paint_place(self, place: Place, view: View, frame: Frame, *, body: bool) -> int:
         pane, box = self._panes[place.shown], place.box
         focused = place.shown == self.active
@@ -146,7 +151,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def _paint_footer(self, frame: Frame) -> int:
         width = self.size.width
-        return self._footer.show([footer_row(hints(self.context), width, self.message)], width, 1)
+        said = self._line.label or self.message
+        return self._footer.show([footer_row(hints(self.context), width, said)], width, 1)
 
     def _lay_out(self, width: int, height: int, frame: Frame) -> bool:
         """Move the panes when the size, the choice of panes or the number of engines asks for it."""
@@ -177,8 +183,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             pane.display = name in shown
             if name in shown:
                 pane.place(_region(shown[name]))
-        if self._input is not None:
-            self._place_input(self._input)
+        self._line.place()
 
     # -------------------------------------------------------------- actions
 
@@ -203,6 +208,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             zoom=self.charts.zoom,
             selected=view.has_selection(),
             evidence=self.active == "checks" and any(map(bool, self.evidence(frame))),
+            engines=bool(under(frame.state, "engine/")),
         )
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -298,6 +304,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         # Esc clears: what was filtered before is gone too.
         self.ask(f"filter {view.title.lower()}: ", lambda text: live(text or ""), text=view.filter, live=live)
 
+    def selection(self, frame: Frame) -> str:
+        """Text of what is selected in the pane with the keyboard."""
+        return self.views[self.active].selection(frame)
+
     def chosen_check(self, frame: Frame) -> CheckView | None:
         """The selected check of the list, if one is selected."""
         return self._checks.chosen(frame)
@@ -322,49 +332,24 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         live: Callable[[str], None] | None = None,
     ) -> None:
         """A line of input in place of the footer; `done` gets the text, or None after Esc. `live`: each change."""
-        from textual.widgets import Input  # only when somebody types: saves its import at start
-
-        if self._input is not None:
-            return
-        box = Input(text, select_on_focus=False, compact=True)
-        self._input, self._done, self.message = box, done, label.rstrip()
-        self._live = live
-        self._place_input(box)
-        self.mount(box)
-        box.focus()
-
-    def _place_input(self, box: Input) -> None:
-        start = len(self.message) + 3
-        box.styles.offset = (start, self.size.height - 1)
-        box.styles.width = max(4, self.size.width - start - 9)
+        self._line.open(label, done, text=text, live=live)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        if self._live is not None and event.input is self._input:
-            self._live(event.value)
+        self._line.changed(event)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self._close_input(event.value)
+        self._line.close(event.value)
 
     def on_key(self, event: events.Key) -> None:
-        if self._input is not None and event.key == "escape":
+        if self._line.asking and event.key == "escape":
             event.stop()
             event.prevent_default()
-            self._close_input(None)
-
-    def _close_input(self, value: str | None) -> None:
-        box, done = self._input, self._done
-        self._input = self._done = self._live = None
-        self.message = ""
-        if box is not None:
-            box.remove()
-        if done is not None:
-            done(value)
-        self.paint(None)
+            self._line.close(None)
 
     @property
     def asking(self) -> bool:
         """A line of input is open."""
-        return self._input is not None
+        return self._line.asking
 
 
 def _region(box: Box) -> Region:

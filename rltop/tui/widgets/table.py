@@ -6,16 +6,26 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
-from rltop.tui.picture import EngineView, engine_views, natural, newest_weights
+from rltop.tui.fleet import EngineView, engine_views, natural, required_weights
 from rltop.tui.rows import Row, Span, extend, restyle
 from rltop.tui.text import age, coarse_age, fit_middle, num, pad, wrap
 from rltop.tui.view import Frame, Picker, matches
+from rltop.tui.widgets.engine_cells import (
+    STATE_CELLS,
+    kind_cell,
+    said,
+    signals_cell,
+    state_cell,
+    version_text,
+    weights_cell,
+)
 
 _BAR = 6
 
 
 class Column(Struct, frozen=True):
-    """One column. rank: kept longest when 0. widest: grows up to this on wide screens."""
+    """One column. rank: kept longest when 0. widest: grows up to this on wide screens. load: what it carries now, which
+    gives way to the phrase on an engine that is not well."""
 
     head: str
     width: int
@@ -23,29 +33,7 @@ class Column(Struct, frozen=True):
     cell: Callable[[EngineView, Frame, int], Span]
     right: bool = False
     widest: int = 0
-
-
-# A healthy engine is plain text: what is coloured is what wants to be looked at, and a row of one colour is few bytes.
-def _state(view: EngineView, frame: Frame, width: int) -> Span:
-    glyphs = frame.glyphs
-    word = frame.safe(view.state) or "unknown"
-    match view.trouble:
-        case 0:
-            return f"{glyphs.fail} {word}", "bad"
-        case 1:
-            return f"{glyphs.wait} {word}", "warn"
-        case 2 if view.error:
-            return f"{glyphs.warn} {word}", "warn"
-        case _ if view.state == "HEALTHY":
-            return f"{glyphs.live} {word.lower()}", "text"
-        case _:
-            return f"{glyphs.dot} {word.lower()}", "text"
-
-
-def _weights(view: EngineView, frame: Frame, width: int) -> Span:
-    if view.old:
-        return f"{fit_middle(frame.safe(view.weights), width - 4, mark=frame.glyphs.cut)} OLD", "warn"
-    return fit_middle(frame.safe(view.weights) or "-", width, mark=frame.glyphs.cut), "text"
+    load: bool = False
 
 
 def _kv(view: EngineView, frame: Frame, width: int) -> Span:
@@ -84,8 +72,8 @@ def _accept(view: EngineView, frame: Frame, width: int) -> Span:
     return "-" if view.accept is None else f"{view.accept:.2f}", "text"
 
 
-def _kind(view: EngineView, frame: Frame, width: int) -> Span:
-    return frame.safe(view.kind) or "-", "dim" if view.kind == "SGLang" else "accent"
+def _restarts(view: EngineView, frame: Frame, width: int) -> Span:
+    return (f"{view.restarts}{frame.glyphs.times}", "text") if view.restarts else ("-", "dim")
 
 
 def _ends(text: str, frame: Frame, width: int, style: str) -> Span:
@@ -96,17 +84,19 @@ def _ends(text: str, frame: Frame, width: int, style: str) -> Span:
 # What changes with every scrape stands left of what hardly ever changes, and neighbours share a style: both save bytes.
 COLUMNS: tuple[Column, ...] = (
     Column("id", 4, 0, lambda view, frame, width: _ends(view.id, frame, width, "text"), widest=16),
-    Column("state", 13, 0, _state),
-    Column("weights", 9, 0, _weights, widest=16),
-    Column("run", 4, 0, lambda view, frame, width: _count(view.running), right=True),
-    Column("queue", 5, 0, _queued, right=True),
-    Column("tok/s", 6, 0, lambda view, frame, width: _count(view.tokens_per_s), right=True),
-    Column("KV use", 6, 0, _kv, right=True, widest=5 + _BAR),
-    Column("accept", 6, 3, _accept, right=True),
-    Column("seen", 4, 1, _age, right=True),
-    Column("kind", 10, 1, _kind),
-    Column("graph", 5, 2, _graph),
+    Column("state", STATE_CELLS, 0, state_cell),
+    Column("weights", 9, 0, weights_cell, widest=16),
+    Column("run", 4, 0, lambda view, frame, width: _count(view.running), right=True, load=True),
+    Column("queue", 5, 0, _queued, right=True, load=True),
+    Column("tok/s", 6, 0, lambda view, frame, width: _count(view.tokens_per_s), right=True, load=True),
+    Column("KV", 4, 0, _kv, right=True, widest=5 + _BAR, load=True),
+    Column("accept", 6, 3, _accept, right=True, load=True),
+    Column("seen", 4, 2, _age, right=True, load=True),
+    Column("PHGTL", 5, 0, signals_cell),
+    Column("kind", 10, 1, kind_cell, widest=18),
+    Column("graph", 5, 3, _graph),
     Column("gen", 3, 4, lambda view, frame, width: ("-" if view.generation is None else str(view.generation), "dim")),
+    Column("restarts", 8, 4, _restarts),
     Column("host", 8, 5, lambda view, frame, width: _ends(view.host, frame, width, "dim"), widest=24),
     Column("version", 8, 6, lambda view, frame, width: _ends(view.version, frame, width, "dim"), widest=14),
 )
@@ -114,7 +104,7 @@ SORTS: tuple[tuple[str, Callable[[EngineView], tuple[object, ...]]], ...] = (
     ("worst first", lambda view: (view.trouble, natural(view.id))),
     ("id", lambda view: (natural(view.id),)),
     ("tok/s", lambda view: (-(view.tokens_per_s or 0.0), natural(view.id))),
-    ("KV use", lambda view: (-(view.kv or 0.0), natural(view.id))),
+    ("KV", lambda view: (-(view.kv or 0.0), natural(view.id))),
     ("queue", lambda view: (-(view.queued or 0.0), natural(view.id))),
     ("seen", lambda view: (view.seen if view.seen is not None else 0.0, natural(view.id))),
 )
@@ -153,7 +143,7 @@ class EnginesView(Struct):
     """Heads of the columns that did not fit when last drawn."""
 
     def uses(self, key: str) -> bool:
-        return key.startswith("engine/") or key == "weights"
+        return key.startswith("engine/") or key in ("weights", "fleet")
 
     def badge(self, frame: Frame) -> Row:
         unwell = sum(view.trouble == 0 for view in engine_views(frame.state))
@@ -169,10 +159,10 @@ class EnginesView(Struct):
         rates = [view.tokens_per_s for view in views if view.tokens_per_s is not None]
         if rates:
             row.append((f"{dot}{num(sum(rates))} tok/s", "text"))
-        if newest_weights(frame.state):
+        if required := required_weights(frame.state):
             old = sum(view.old for view in views)
-            newest = fit_middle(frame.safe(newest_weights(frame.state)), 12, mark=frame.glyphs.cut)
-            row.append((f"{dot}weights {newest}" + (f", {old} old" if old else ""), "warn" if old else "dim"))
+            told = fit_middle(version_text(frame.safe(required)), 12, mark=frame.glyphs.cut)
+            row.append((f"{dot}weights {told}" + (f", {old} old" if old else ""), "warn" if old else "dim"))
         if self.sort:
             row.append((f"{dot}by {SORTS[self.sort][0]}", "accent"))
         if self.hidden:
@@ -193,7 +183,7 @@ class EnginesView(Struct):
 
         def rows(index: int, selected: bool) -> list[Row]:
             view = views[index]
-            row: Row = ((" ", "text"), *_line([column.cell(view, frame, size) for column, size in fitted], fitted))
+            row: Row = ((" ", "text"), *_cells(view, frame, fitted))
             if selected and focused:
                 row = restyle(extend(row, width), "+sel")
             return [row, *self._detail(view, frame, width)]
@@ -208,6 +198,7 @@ class EnginesView(Struct):
             return []
         facts = {
             "error": view.error,
+            "cause": view.cause,
             "kind": view.kind + (" (a stand-in, not SGLang)" if view.kind == "CPU engine" else ""),
             "address": view.url,
             "process": f"pid {view.pid or '?'} on {view.host or '?'}, generation {view.generation or '?'}",
@@ -258,15 +249,35 @@ class EnginesView(Struct):
         lines = [" ".join(cells_of), f"url={view.url} pid={view.pid} log={view.log}", view.error]
         return "\n".join(frame.safe(line) for line in lines if line)
 
+    def cursor(self, frame: Frame) -> str | None:
+        """Id of the engine under the cursor."""
+        views = self._views(frame)
+        return views[self.picker.index([view.id for view in views])].id if views else None
+
     def _views(self, frame: Frame) -> list[EngineView]:
         views = engine_views(frame.state)
         if self.filter:
             views = [
                 v
                 for v in views
-                if matches(f"{v.id} {v.kind} {v.state} {v.host} {v.weights} {'old' * v.old}", self.filter)
+                if matches(
+                    f"{v.id} {v.kind} {v.state} {v.host} {v.weights} {'old' * v.old} {v.owner} {v.cause}", self.filter
+                )
             ]
         return sorted(views, key=SORTS[self.sort][1])
+
+
+def _cells(view: EngineView, frame: Frame, fitted: Sequence[tuple[Column, int]]) -> list[Span]:
+    """The row of an engine; where there is something to say about it, it stands in place of its load."""
+    phrase = said(view, frame)
+    load = [index for index, (column, _) in enumerate(fitted) if column.load]
+    texts = [column.cell(view, frame, size) for column, size in fitted]
+    if not phrase or not load:
+        return _line(texts, fitted)
+    first, last = load[0], load[-1] + 1
+    room = sum(size for _, size in fitted[first:last]) + len(_SEP) * (last - first - 1)
+    left, right = _line(texts[:first], fitted[:first]), _line(texts[last:], fitted[last:])
+    return [*left, (_SEP, "text"), *extend(phrase, room), (_SEP, "text"), *right]
 
 
 def _line(texts: Sequence[Span], fitted: Sequence[tuple[Column, int]]) -> list[Span]:

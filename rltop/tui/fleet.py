@@ -1,0 +1,444 @@
+"""From the cells of engines, toggles, fleet and operations to what the engine table and screen show: pure functions.
+
+Failure policy: a field that is missing or malformed shows as unknown; nothing is invented, nothing raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from rltop.tui.lenient import as_int, as_list, as_map, as_number, as_text
+from rltop.tui.picture import State, under
+
+_UNWELL = ("CRASHED", "LOST", "QUARANTINED", "BACKOFF", "SUSPECT", "RECLAIMING", "STOPPING", "DRAINING")
+_STARTING = ("LAUNCHING", "LOADING", "CAPTURING", "WARMING", "OFFLOADED", "STALE", "STOPPED")
+SIGNALS: tuple[tuple[str, str, str], ...] = (
+    ("P", "process", "its processes are there"),
+    ("H", "probe", "its health route answers"),
+    ("G", "progress", "tokens come while requests run"),
+    ("T", "trainer", "the trainer's requests succeed"),
+    ("L", "log", "its log shows no fault"),
+)
+"""Letter, name, and what is true when it is well, of the five signals that health is judged by."""
+HTTP_ACTIONS = ("flush", "pause", "continue", "profile")
+"""What an engine that others own can be asked for."""
+
+
+class Signal(Struct, frozen=True):
+    """One of the five. ok None: unknown."""
+
+    letter: str
+    name: str
+    meaning: str
+    ok: bool | None
+    text: str
+    t: float | None
+
+
+class EngineView(Struct, frozen=True):
+    """One engine. None = unknown."""
+
+    id: str
+    kind: str
+    """`SGLang`, `CPU engine` (a stand-in) or what the run calls it."""
+    state: str
+    generation: int | None
+    weights: str
+    old: bool
+    """Its weights are not the required ones."""
+    running: float | None
+    queued: float | None
+    tokens_per_s: float | None
+    kv: float | None
+    """Share of the KV cache in use, 0..1."""
+    graph: bool | None
+    accept: float | None
+    """Mean accepted length of speculative decoding."""
+    seen: float | None
+    """Server time of the last good scrape."""
+    error: str
+    url: str
+    pid: int | None
+    host: str
+    version: str
+    model_path: str
+    log: str
+    required: str = ""
+    """Weight version that it should hold; empty: nobody said."""
+    owner: str = ""
+    """`rltop`: this run's daemon starts and stops it; `other`: it may only be watched; empty: not said."""
+    launcher: str = ""
+    since: float | None = None
+    """Server time at which it came into its state."""
+    deadline: float | None = None
+    """Server time until which the state may last."""
+    cause: str = ""
+    fingerprint: str = ""
+    restarts: int | None = None
+    backoff_until: float | None = None
+    stage: str = ""
+    """Of the operation that is working on it."""
+    pending: str = ""
+    """What a queued operation waits for."""
+    signals: tuple[Signal, ...] = ()
+    digest: str = ""
+    arm: str = ""
+    previous: int | None = None
+    """Generation that a revert goes back to."""
+
+    @property
+    def word(self) -> str:
+        """The state without what stands in brackets."""
+        return self.state.split("(")[0].upper()
+
+    @property
+    def trouble(self) -> int:
+        """0 = unwell, 1 = starting, 2 = needs a look (old weights, scrape error), 3 = well."""
+        if self.word in _UNWELL:
+            return 0
+        if self.word in _STARTING:
+            return 1
+        return 2 if self.old or self.error else 3
+
+    @property
+    def owned(self) -> bool:
+        """rltop can restart it."""
+        return self.owner == "rltop"
+
+    @property
+    def stopped(self) -> bool:
+        """It is down and stays so until somebody starts it."""
+        return self.word in ("STOPPED", "QUARANTINED", "LOST", "CRASHED")
+
+
+def required_weights(state: State) -> str:
+    """The weight version every engine should hold: what the fleet asks for, else that of the newest sync."""
+    wanted = as_map(as_map(state.get("fleet")).get("required")).get("version")
+    return as_text(wanted) or as_text(as_map(state.get("weights")).get("version"))
+
+
+def engine_views(state: State) -> list[EngineView]:
+    """The `engine/*` keys, by id (numbers as numbers)."""
+    required = required_weights(state)
+    views = [_engine(key, value, required) for key, value in under(state, "engine/")]
+    return sorted(views, key=lambda view: natural(view.id))
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key in which `e10` comes after `e9`."""
+    parts: list[tuple[int, int, str]] = []
+    digits = ""
+    for char in text + "\0":
+        if char.isdecimal() and char.isascii():
+            digits += char
+            continue
+        if digits:
+            parts.append((0, int(digits), ""))
+            digits = ""
+        if char != "\0":
+            parts.append((1, 0, char))
+    return tuple(parts)
+
+
+def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
+    kind = as_text(value.get("kind"))
+    weights = as_text(value.get("weight_version"))
+    pid, graph = as_int(value.get("pid")), value.get("cuda_graph")
+    return EngineView(
+        id=as_text(value.get("id")) or key,
+        kind={"cpu": "CPU engine", "sglang": "SGLang"}.get(kind, kind),
+        state=as_text(value.get("state")).upper(),
+        generation=as_int(value.get("generation")),
+        weights=weights,
+        old=bool(required and weights and weights != required),
+        running=as_number(value.get("running")),
+        queued=as_number(value.get("queued")),
+        tokens_per_s=as_number(value.get("tokens_per_s")),
+        kv=as_number(value.get("token_usage")),
+        graph=bool(graph) if isinstance(graph, bool | int | float) else None,
+        accept=as_number(value.get("spec_accept_length")),
+        seen=as_number(value.get("seen")),
+        error=as_text(value.get("error")),
+        url=as_text(value.get("url")),
+        pid=pid if pid is not None and pid > 0 else None,
+        host=as_text(value.get("host")),
+        version=as_text(value.get("version")),
+        model_path=as_text(value.get("model_path")),
+        log=as_text(value.get("log")),
+        required=required,
+        owner=as_text(value.get("owner")),
+        launcher=as_text(value.get("launcher")),
+        since=as_number(value.get("since")),
+        deadline=as_number(value.get("deadline")),
+        cause=as_text(value.get("cause")),
+        fingerprint=as_text(value.get("fingerprint")),
+        restarts=as_int(value.get("restarts")),
+        backoff_until=as_number(value.get("backoff_until")),
+        stage=as_text(value.get("stage")),
+        pending=as_text(value.get("pending")),
+        signals=_signals(value.get("signals")),
+        digest=as_text(value.get("weight_digest")),
+        arm=as_text(value.get("arm")),
+        previous=as_int(value.get("previous_generation")),
+    )
+
+
+def _signals(value: Any) -> tuple[Signal, ...]:
+    """The five in their order; empty when the engine has none of them."""
+    given = as_map(value)
+    if not given:
+        return ()
+    out = []
+    for letter, name, meaning in SIGNALS:
+        one = as_map(given.get(name))
+        ok = one.get("ok")
+        ok = ok if isinstance(ok, bool) else None
+        out.append(Signal(letter, name, meaning, ok, as_text(one.get("text")), as_number(one.get("t"))))
+    return tuple(out)
+
+
+# ---------------------------------------------------------------- toggles
+
+
+class ToggleView(Struct, frozen=True):
+    """One logical toggle of one engine, or of several that were merged."""
+
+    name: str
+    value: str
+    """In effect, as far as it can be seen; empty: cannot be seen; `mixed`: differs between the engines."""
+    wanted: str
+    choices: tuple[str, ...] = ()
+    """All of them, the refused ones too."""
+    refused: Mapping[str, str] = {}
+    """Choice -> why it cannot be had now."""
+    aliases: tuple[str, ...] = ()
+    """What moves with it."""
+    verify: str = ""
+    """How the value in effect was found out."""
+    engine_side: str = ""
+    trainer_side: str = ""
+    free: str = ""
+    """What may be typed beside the choices, as a placeholder; empty: nothing."""
+    ignored: bool = False
+    """The engine was told and does otherwise."""
+
+    @property
+    def now(self) -> str:
+        """What a change starts from: what was asked for, else what is in effect."""
+        return self.wanted or self.value
+
+
+MIXED = "mixed"
+
+
+def toggle_views(state: State, engine: str) -> list[ToggleView]:
+    """The toggles of one engine in the daemon's order: of `toggles/<id>`, else what its cell says is in effect."""
+    cell = as_map(state.get(f"engine/{engine}"))
+    ignored = set(map(as_text, as_list(cell.get("ignored"))))
+    known = as_map(state.get(f"toggles/{engine}"))
+    if known:
+        return [_toggle(as_text(name), as_map(value), ignored) for name, value in known.items()]
+    effective, wanted = as_map(cell.get("toggles")), as_map(cell.get("wanted"))
+    names = [*effective, *(name for name in wanted if name not in effective)]
+    return [
+        ToggleView(
+            as_text(name), as_text(effective.get(name)), as_text(wanted.get(name)), ignored=as_text(name) in ignored
+        )
+        for name in names
+    ]
+
+
+def _toggle(name: str, value: Mapping[str, Any], ignored: set[str]) -> ToggleView:
+    sides = as_map(value.get("sides"))
+    refused = {as_text(choice): as_text(why) for choice, why in as_map(value.get("refused")).items()}
+    choices = dict.fromkeys([*map(as_text, as_list(value.get("choices"))), *refused])
+    return ToggleView(
+        name=name,
+        value=as_text(value.get("value")),
+        wanted=as_text(value.get("wanted")),
+        choices=tuple(choices),
+        refused=refused,
+        aliases=tuple(map(as_text, as_list(value.get("aliases")))),
+        verify=as_text(value.get("verify")),
+        engine_side=as_text(sides.get("engine")),
+        trainer_side=as_text(sides.get("trainer")),
+        free=as_text(value.get("free")),
+        ignored=name in ignored,
+    )
+
+
+def merge(engines: Sequence[tuple[str, Sequence[ToggleView]]]) -> list[ToggleView]:
+    """Toggles of several engines as one list. A choice that one of them refuses is refused, and says for which."""
+    if len(engines) == 1:
+        return list(engines[0][1])
+    grouped: dict[str, list[tuple[str, ToggleView]]] = {}
+    for engine, views in engines:
+        for view in views:
+            grouped.setdefault(view.name, []).append((engine, view))
+    return [_merged(name, views) for name, views in grouped.items()]
+
+
+def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
+    def same(values: Iterable[str]) -> str:
+        found = dict.fromkeys(values)
+        return next(iter(found)) if len(found) == 1 else MIXED
+
+    refused: dict[str, str] = {}
+    for engine, view in views:
+        for choice, why in view.refused.items():
+            refused.setdefault(choice, f"engine {engine}: {why}")
+    return ToggleView(
+        name=name,
+        value=same(view.value for _, view in views),
+        wanted=same(view.wanted for _, view in views),
+        choices=tuple(dict.fromkeys(choice for _, view in views for choice in view.choices)),
+        refused=refused,
+        aliases=tuple(dict.fromkeys(alias for _, view in views for alias in view.aliases)),
+        verify=same(view.verify for _, view in views),
+        engine_side=same(view.engine_side for _, view in views),
+        trainer_side=same(view.trainer_side for _, view in views),
+        free=next((view.free for _, view in views if view.free), ""),
+        ignored=any(view.ignored for _, view in views),
+    )
+
+
+# ---------------------------------------------------------------- fleet
+
+
+class AbRow(Struct, frozen=True):
+    """One quantity of an A/B run; `low` and `high` bound the difference B - A."""
+
+    name: str
+    a: float | None
+    b: float | None
+    diff: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+
+    @property
+    def sure(self) -> bool:
+        """The interval of the difference leaves out zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+class AbView(Struct, frozen=True):
+    """An A/B run: arm B has `changes`, arm A is as before."""
+
+    changes: Mapping[str, str]
+    since: float | None
+    rows: tuple[AbRow, ...]
+    verdict: str
+
+
+class FleetView(Struct, frozen=True):
+    """All engines that rltop owns."""
+
+    serving: int | None
+    total: int | None
+    keep: int
+    """Engines that go on serving in a rolling operation, by default."""
+    source: str
+    """Where the required weights come from: `trainer`, `disk` or `base`."""
+    safe_point: bool
+    ab: AbView | None
+
+
+def fleet_view(state: State) -> FleetView | None:
+    """The `fleet` key; None where rltop owns no engines."""
+    fleet = state.get("fleet")
+    if not isinstance(fleet, Mapping):
+        return None
+    keep = as_int(fleet.get("keep"))
+    return FleetView(
+        serving=as_int(fleet.get("serving")),
+        total=as_int(fleet.get("total")),
+        keep=1 if keep is None else keep,
+        source=as_text(as_map(fleet.get("required")).get("source")),
+        safe_point=fleet.get("safe_point") is True,
+        ab=_ab(fleet.get("ab")),
+    )
+
+
+def _ab(value: Any) -> AbView | None:
+    if not isinstance(value, Mapping):
+        return None
+    rows = []
+    for item in map(as_map, as_list(value.get("rows"))):
+        a, b, diff, low, high = (as_number(item.get(name)) for name in ("a", "b", "diff", "low", "high"))
+        rows.append(AbRow(as_text(item.get("name")), a, b, diff, low, high, as_int(item.get("n"))))
+    changes = {as_text(name): as_text(item) for name, item in as_map(value.get("changes")).items()}
+    return AbView(changes, as_number(value.get("since")), tuple(rows), as_text(value.get("verdict")))
+
+
+# ---------------------------------------------------------------- operations
+
+
+class OpView(Struct, frozen=True):
+    """One operation. `stages`: (server time of its start, words), oldest first."""
+
+    op: str
+    name: str
+    target: str
+    engines: tuple[str, ...]
+    state: str
+    stage: str
+    percent: float | None
+    who: str
+    reason: str
+    text: str
+    t: float | None
+    ended: float | None
+    stages: tuple[tuple[float | None, str], ...]
+
+    @property
+    def runs(self) -> bool:
+        """It can still be cancelled."""
+        return self.state in ("queued", "running")
+
+    def timed(self, now: float | None) -> list[tuple[str, float | None]]:
+        """(stage, seconds that it took, or has taken so far)."""
+        last = self.ended if self.ended is not None else now
+        out: list[tuple[str, float | None]] = []
+        for index, (start, words) in enumerate(self.stages):
+            end = self.stages[index + 1][0] if index + 1 < len(self.stages) else last
+            out.append((words, None if start is None or end is None else max(0.0, end - start)))
+        return out
+
+
+def op_views(state: State) -> list[OpView]:
+    """Operations on engines, newest first."""
+    views = [_op(key, value) for key, value in under(state, "op/") if as_text(value.get("name")).startswith("engine-")]
+    return sorted(views, key=lambda view: (view.t or 0.0, natural(view.op)), reverse=True)
+
+
+def _op(key: str, value: Mapping[str, Any]) -> OpView:
+    target = as_text(value.get("target"))
+    engines = tuple(map(as_text, as_list(value.get("engines")))) or tuple(filter(None, target.split(",")))
+    stages = tuple(
+        (as_number(item.get("t")), as_text(item.get("text"))) for item in map(as_map, as_list(value.get("stages")))
+    )
+    return OpView(
+        op=as_text(value.get("op")) or key,
+        name=as_text(value.get("name")),
+        target=target,
+        engines=engines,
+        state=as_text(value.get("state")),
+        stage=as_text(value.get("stage")),
+        percent=as_number(value.get("percent")),
+        who=as_text(value.get("who")),
+        reason=as_text(value.get("reason")),
+        text=as_text(value.get("text")),
+        t=as_number(value.get("t")),
+        ended=as_number(value.get("ended")),
+        stages=stages,
+    )
+
+
+def op_of(ops: Sequence[OpView], engine: str) -> OpView | None:
+    """The newest operation on an engine; one that runs goes before newer ones that ended."""
+    mine = [op for op in ops if engine in op.engines or op.target == "all"]
+    return next((op for op in mine if op.runs), mine[0] if mine else None)
