@@ -56,6 +56,8 @@ class _Slot:
     record: dict[str, Any]
     descendants: dict[Ident, str] = field(default_factory=dict)
     """Every descendant ever seen, with its name."""
+    rows: Table = field(default_factory=dict)
+    """The process table of the last look."""
     port: int = 0
 
 
@@ -67,18 +69,20 @@ class Host:
         *,
         launcher: Literal["local", "ray"] = "local",
         node: str = "",
+        node_id: str = "",
         reach: str = "",
         tether: Ident | None = None,
         environ: Mapping[str, str] | None = None,
         gpus: Reader = read_gpus,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """node: name of this machine, for people. reach: address to bind and to be reached at where a spec says only
-        127.0.0.1. tether: a process after whose end the engines end too (Ray's raylet: without it nobody manages
-        them). environ: what engines inherit; by default this process's environment.
+        """node: name of this machine, for people. node_id: Ray's id of it. reach: address to bind and to be reached at
+        where a spec says only 127.0.0.1. tether: a process after whose end the engines end too (Ray's raylet: without
+        it nobody manages them). environ: what engines inherit; by default this process's environment.
         """
         self._launcher = launcher
         self._node = node or socket.gethostname()
+        self._node_id = node_id
         self._reach = reach
         self._tether = tether
         self._environ = dict(os.environ if environ is None else environ)
@@ -240,13 +244,16 @@ class Host:
 
     def _note(self, slot: _Slot, rows: Table) -> None:
         """Remember who is below the leader, or below its keeper: there are those whose parent died."""
+        if rows is slot.rows:
+            return
+        slot.rows = rows
         leader = Ident(slot.launched.pid, slot.launched.birth)
         roots = [one for one in (leader, _keeper_of(slot.record)) if one is not None]
         roots += list(slot.descendants)
         for pid in processes.below(rows, [one.pid for one in roots if one.pid in rows and _is(rows, one)]):
             one = rows[pid].ident
-            if one != leader:
-                slot.descendants.setdefault(one, processes.name(pid) or rows[pid].name)
+            if one != leader:  # its name anew each time: SGLang's children name themselves after a while
+                slot.descendants[one] = processes.name(pid) or rows[pid].name
 
     def _port_of(self, slot: _Slot) -> int:
         if not slot.port:
@@ -364,6 +371,7 @@ class Host:
             birth=str(record.get("birth", "")),
             keeper_pid=int(record.get("keeper", 0)),
             node=self._node,
+            node_id=self._node_id,
             host=str(record.get("host", "127.0.0.1")),
             directory=str(directory),
             log=str(directory / LOG),

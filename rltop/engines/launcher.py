@@ -86,6 +86,8 @@ class Launched:
     """Its parent, which writes down how it ended (0: not known)."""
     node: str
     """Name of the machine, for people."""
+    node_id: str = ""
+    """Ray's id of it."""
     host: str
     """Address under which the HTTP API is reached (the port comes with `Look.port`)."""
     directory: str
