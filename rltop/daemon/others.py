@@ -23,6 +23,8 @@ ASK_S = 5.0
 """`/server_info` goes through the scheduler: of an engine that hangs it never comes."""
 AGAIN_S = 15.0
 """Until an engine that did not tell its toggles is asked again."""
+SILENT_S = 8.0
+"""An engine that was seen so recently answers: the scraper asks every two seconds and waits four."""
 LOST_S = 30.0
 _ASKED = frozenset({"HEALTHY", "SUSPECT"})
 
@@ -55,7 +57,8 @@ class Others:
         self._asked: dict[str, tuple[str, int, float]] = {}
         """Engine -> URL and generation that was asked, and when to ask again (inf: it has told)."""
         self._started: dict[str, Any] = {}
-        """Watched engine -> `startup_time`: another one is another process."""
+        """Watched engine -> `startup_time` (how long its stages took): another one is another process."""
+        self._begun = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -76,7 +79,7 @@ class Others:
             if engine["id"].isdigit() and int(engine["id"]) < len(self._urls):
                 self._judge(key, engine, now)
                 engine = self._core.table.get(key)
-            if engine.get("state") not in _ASKED or engine.get("error"):
+            if engine.get("state") not in _ASKED or not _answers(engine, now):
                 continue
             url, generation, again = self._asked.get(key, ("", 0, 0.0))
             if (url, generation) != (engine["url"], engine["generation"]) or now >= again:
@@ -85,6 +88,7 @@ class Others:
         await asyncio.gather(*due)
 
     def _begin(self) -> None:
+        self._begun = self._core.now()
         words = "engines that others run: rltop reads, and starts and stops nothing"
         self._core.update("run", state="running", framework="sglang", text=words)
         for at, url in enumerate(self._urls):
@@ -96,22 +100,20 @@ class Others:
 
     def _judge(self, key: str, engine: Mapping[str, Any], now: float) -> None:
         """State of a watched engine, from what the scraper saw last."""
-        seen, error = engine.get("seen"), engine.get("error")
-        silent = now - max(seen or 0.0, 0.0 if seen else engine.get("since") or now)
-        if seen and not error:
+        was, seen, error = engine["state"], engine.get("seen"), engine.get("error") or ""
+        silent = now - (seen or self._begun)
+        if seen and silent < SILENT_S:
             state, cause = "HEALTHY", "it answers"
         elif silent >= LOST_S:
             state, cause = "LOST", f"no answer for {silent:.0f} s"
         else:
-            state, cause = "SUSPECT", "it does not answer" if error else "not asked yet"
-        was = engine["state"]
+            state, cause = "SUSPECT", f"it does not answer: {error}" if error else "it does not answer"
         if state != "HEALTHY" and was == "HEALTHY":
             self._asked.pop(key, None)  # it may come back as another process
-        ok = {"HEALTHY": True, "LOST": False}.get(state, False if error else None)
-        signals = {"probe": {"ok": ok, "text": error or "", "t": now if error else seen}}
+        signals = {"probe": {"ok": state == "HEALTHY", "text": error, "t": seen}}
         moved = {} if was == state else {"since": now}
         self._core.update(key, state=state, cause=cause if state != "HEALTHY" else "", signals=signals, **moved)
-        if was != state and not (was == "SUSPECT" and cause == "not asked yet"):
+        if was != state:
             level = "info" if state == "HEALTHY" else "warn" if state == "SUSPECT" else "error"
             text = f"engine {engine['id']} (others run it): {was} -> {state}: {cause}"
             self._core.event("engine", level, text, "daemon", id=engine["id"], **{"from": was, "to": state})
@@ -137,6 +139,11 @@ class Others:
         self._core.update(key, **facts)
         cells = {name: _shown(value) for name, value in facts["toggles"].items()}
         self._core.set(f"toggles/{engine['id']}", cells or None)
+
+
+def _answers(engine: Mapping[str, Any], now: float) -> bool:
+    """It was seen just now, or nobody has looked yet."""
+    return not engine.get("seen") or now - engine["seen"] < SILENT_S
 
 
 def _shown(value: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from rltop.protocol.messages import Accepted, Command, Rejected
 from tests.daemon.fake_fleet import FakeFleet, make_fake
 from tests.daemon.fakes import FakeCore, Trainer
 
-RLTOP_RUN: dict[str, Any] = {"engines": {}}
+FLEET: dict[str, Any] = {"engines": {}}
 
 
 class Desk:
@@ -42,7 +42,7 @@ class Desk:
         self.lives = True
         self.asked: list[tuple[str, str]] = []
         self.fleets: list[FakeFleet] = []
-        options = EngineOptions.of(RLTOP_RUN if config is None else config)
+        options = EngineOptions.of(FLEET if config is None else config)
         self.engines = Engines(
             self.core,
             options,

@@ -1,0 +1,239 @@
+"""`rltop engine …` against a daemon whose fleet has no processes (`tests.daemon.fake_fleet`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltop.cli.engine import HEAD, ab_lines, changes_of, signal_words, toggle_words, why_words
+from rltop.cli.main import main
+from rltop.errors import RltopError
+from rltop.runs import RunInfo
+from tests.cli.conftest import rltop
+from tests.cli.terminal import terminal
+from tests.daemon.util import Producer, Viewer, real_daemon, wait_for
+
+Capture = pytest.CaptureFixture[str]
+ENGINES = {"engines": {"model_path": "/m", "kind": "cpu", "count": 3}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunInfo]:
+    """Three engines of the daemon's and one, `x`, that others run."""
+    root = tmp_path_factory.mktemp("r")
+    env = {"RLTOP_FAKE_PACE": "0.02"}
+    with real_daemon(root, "e-1", config=ENGINES, module="tests.daemon.fake_fleet", env=env) as info:
+        with Producer(info) as producer:
+            producer.send("engine", {"id": "x", "state": "HEALTHY", "generation": 1})
+        with Viewer(info) as viewer:
+            viewer.hello()
+            viewer.until_state(lambda state: all(state[f"engine/{name}"]["state"] == "HEALTHY" for name in "012x"))
+            viewer.until_state(lambda state: state["op/1"]["state"] == "done")
+        yield info
+
+
+def json_of(capsys: Capture, *argv: str, code: int = 0) -> dict[str, Any]:
+    assert main([*argv, "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    assert found["schema"] == 1
+    return found
+
+
+def generation(capsys: Capture, engine: str) -> int:
+    return int(json_of(capsys, "engine", "list", "--engine", engine)["engines"][engine]["generation"])
+
+
+def refused(capsys: Capture, *argv: str, code: int = 2) -> str:
+    assert main(["engine", *argv]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_list(run: RunInfo, capsys: Capture) -> None:
+    assert main(["engine", "list"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split() == list(HEAD)
+    assert re.match(r"0 +HEALTHY +\S+ +\d+ +default +- +- +ok +cuda_graph=", lines[1])
+    assert "HEALTHY (other's)" in lines[4]
+    assert "3 of 3 serve, at least 1 are kept; required weights default (base)" in err
+    assert "not rltop's: x" in err
+    found = json_of(capsys, "engine", "list", "--engine", "0,x")
+    assert list(found["engines"]) == ["0", "x"]
+    assert found["engines"]["0"]["owner"] == "rltop"
+    assert found["engines"]["x"]["owner"] == "other"
+    assert found["engines"]["0"]["toggle_choices"]["cuda_graph"]["choices"] == ["on", "off"]
+    assert found["engines"]["x"]["toggle_choices"] is None
+    assert found["fleet"]["total"] == 3
+    assert found["ops"][0]["name"] == "engines-start"
+
+
+def test_set_follows_the_operation_with_its_stages(run: RunInfo, capsys: Capture) -> None:
+    before = generation(capsys, "0")
+    assert main(["engine", "set", "cuda_graph=off", "--engine", "0", "--reason", "ticket 4"]) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"done in \d+\.\d s: engine 0 done\n", out)
+    told = [line.split()[-1] for line in err.splitlines() if re.match(r" +\d+\.\d s ", line)]
+    assert told == ["DRAINING", "LAUNCHING", "STALE", "HEALTHY"]
+    assert "engine 0: + --cuda_graph off" in err
+    found = json_of(capsys, "engine", "set", "cuda_graph=on", "--engine", "0,1", "--reason", "back", "--as", "ana")
+    assert (found["state"], found["targets"], found["reason"]) == ("done", ["0", "1"], "back")
+    assert found["who"].startswith("ana (unverified")
+    seconds = [stage["seconds"] for stage in found["stages"]]
+    assert len(seconds) == 8
+    assert seconds == sorted(seconds)
+    assert found["seconds"] >= seconds[-1] > 0
+    assert found["engines"]["0"]["generation"] == before + 2
+    assert found["engines"]["0"]["toggles"] == {"cuda_graph": "on"}
+
+
+def test_a_dry_run_prints_the_plan_and_does_nothing(run: RunInfo, capsys: Capture) -> None:
+    before = generation(capsys, "1")
+    assert main(["engine", "set", "launch-blocking=on", "--engine", "1", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["SetToggles of engine 1", "engine 1: + --launch_blocking on"]
+    found = json_of(capsys, "engine", "restart", "--engine", "1", "--dry-run")
+    assert found == {"schema": 1, "run": "e-1", "op": "", "dry_run": True, "plan": ["Restart of engine 1"]}
+    assert generation(capsys, "1") == before
+
+
+@pytest.mark.parametrize("command", ["restart", "revert", "stop", "start"])
+def test_the_other_verbs(run: RunInfo, capsys: Capture, command: str) -> None:
+    found = json_of(capsys, "engine", command, "--engine", "2")
+    assert (found["name"], found["state"]) == (f"engine-{command}", "done")
+    assert found["engines"]["2"]["state"] == ("STOPPED" if command == "stop" else "HEALTHY")
+
+
+def test_what_fails_is_exit_code_1_with_its_reason(run: RunInfo, capsys: Capture) -> None:
+    assert main(["engine", "restart", "--engine", "1", "--reason", "it can not start"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("failed in ")
+    assert "why: its port is taken" in out
+    assert json_of(capsys, "engine", "start", "--engine", "1")["state"] == "done"
+
+
+def test_mistakes(run: RunInfo, capsys: Capture) -> None:
+    assert "did you mean 'cuda_graph'?" in refused(capsys, "set", "cuda_grph=off", "--engine", "0")
+    assert "'cuda_graph' is no TOGGLE=VALUE" in refused(capsys, "set", "cuda_graph", "--engine", "0")
+    assert "there are 0, 1, 2, x" in refused(capsys, "restart", "--engine", "7")
+    assert "rltop did not start it, so it can not restart it" in refused(capsys, "restart", "--engine", "x")
+    both = refused(capsys, "set", "speculative=NGRAM", "deepep=auto", "--engine", "0")
+    assert "refused-by-rules" in both
+    assert "deepep=auto does not go with speculative" in both
+    assert "--engine" in refused(capsys, "restart")
+    assert "no such engine: '9'" in refused(capsys, "logs", "--engine", "9")
+    assert "engine x has no log" in refused(capsys, "logs", "--engine", "x", code=1)
+    assert "is not running" in refused(capsys, "cancel", "99")
+    assert "--end takes no toggles" in refused(capsys, "ab", "cuda_graph=off", "--end")
+
+
+def test_an_operator_who_comes_second_is_told_and_ctrl_c_leaves_the_operation_going(
+    tmp_path: Path, runs_dir: Path, capsys: Capture
+) -> None:
+    env = {"RLTOP_FAKE_PACE": "0.5"}
+    with real_daemon(runs_dir, "e-2", config=ENGINES, module="tests.daemon.fake_fleet", env=env) as info:
+        with Viewer(info) as viewer:
+            viewer.hello()
+            viewer.until_state(lambda state: state["op/1"]["state"] == "done")
+        with terminal("engine", "restart", "--engine", "0", env={"RLTOP_DIR": str(runs_dir)}) as first:
+            first.read_until("DRAINING")
+            busy = refused(capsys, "stop", "--engine", "0,1", code=1)
+            assert re.search(r"busy\n +why: engine 0: operation 2 \(engine-restart, by .*\) is not over yet", busy)
+            first.process.send_signal(signal.SIGINT)
+            first.read_until("operation 2 goes on without this command: rltop engine cancel 2 stops it")
+            assert first.end() == 130
+        assert [op["state"] for op in json_of(capsys, "engine", "list")["ops"]] == ["done", "running"]
+        assert main(["engine", "cancel", "2"]) == 0
+        capsys.readouterr()
+        assert [op["state"] for op in json_of(capsys, "engine", "list")["ops"]] == ["done", "cancelled"]
+        assert main(["engine", "start", "--engine", "1", "--no-wait"]) == 0
+        assert capsys.readouterr().out == "operation 4\n"
+
+
+def test_over_a_pipe_as_over_ssh(run: RunInfo, capsys: Capture) -> None:
+    via = ("--run", "e-1", "--via", f"{sys.executable} -m")
+    assert json_of(capsys, "engine", "list", *via)["run"] == "e-1"
+    assert json_of(capsys, "engine", "restart", "--engine", "0", *via)["state"] == "done"
+    assert main(["engine", "logs", "--engine", "0", "-n", "1", *via]) == 0
+    assert capsys.readouterr().out == "HEALTHY\n"
+
+
+def test_logs_follow_over_a_restart(run: RunInfo, capsys: Capture) -> None:
+    with terminal("engine", "logs", "--engine", "1", "-n", "1", "-f", env={}) as shown:
+        shown.read_until("HEALTHY")
+        assert main(["engine", "restart", "--engine", "1"]) == 0
+        shown.read_until("engine 1: generation", "LAUNCHING", behind=len("HEALTHY"))
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.end() == 130
+
+
+def test_http_of_an_engine_that_others_run(run: RunInfo, capsys: Capture) -> None:
+    assert "has told no URL" in refused(capsys, "http", "flush", "--engine", "x")
+    found = json_of(capsys, "engine", "http", "flush", "--engine", "0")
+    assert (found["state"], found["text"]) == ("done", "flush asked of engine 0")
+
+
+def test_a_dead_run_takes_no_commands(runs_dir: Path, capsys: Capture) -> None:
+    with real_daemon(runs_dir, "gone", config=ENGINES, module="tests.daemon.fake_fleet") as info:
+        wait_for(lambda: (info.path / "journal.sqlite").exists())
+    assert "is not running: there is nothing to control" in refused(capsys, "restart", "--engine", "0", "--run", "gone")
+    assert main(["engine", "list", "--run", "gone"]) == 0
+    assert "STOPPED" in capsys.readouterr().out, "what it left can be read"
+
+
+def test_a_run_without_engines(runs_dir: Path, capsys: Capture) -> None:
+    with real_daemon(runs_dir, "none"):
+        assert main(["engine", "list"]) == 0
+        capsys.readouterr()
+        assert "the run has no engines" in refused(capsys, "restart", "--engine", "0")
+        assert main(["engine", "ab"]) == 1
+    assert "no A/B comparison" in capsys.readouterr().err
+
+
+def test_help_is_there() -> None:
+    for words in ([], ["set"], ["logs"]):
+        ended = rltop("engine", *words, "--help")
+        assert ended.returncode == 0
+        assert "--engine" in ended.stdout or not words
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_changes() -> None:
+    assert changes_of(["cuda-graph=off", "attention_backend=fa3"]) == {"cuda_graph": "off", "attention_backend": "fa3"}
+    for words in (["x"], ["=x"], ["x="], ["x=1", "x=2"]):
+        with pytest.raises(RltopError):
+            changes_of(words)
+
+
+def test_signals_toggles_and_causes_in_words() -> None:
+    good, unknown = {"ok": True, "text": "", "t": 1.0}, {"ok": None, "text": "", "t": None}
+    assert signal_words({}) is None
+    assert signal_words({"probe": unknown}) is None
+    assert signal_words({"process": good, "probe": unknown}) == "ok"
+    assert signal_words({"process": good, "probe": {"ok": False, "text": "no answer", "t": 1.0}}) == "probe: no answer"
+    engine = {"toggles": {"cuda_graph": "on", "radix_cache": "on"}, "wanted": {"radix_cache": "off"}}
+    assert toggle_words(engine) == "cuda_graph=on radix_cache=on->off"
+    ignored = {**engine, "ignored": ["radix_cache"]}
+    assert toggle_words(ignored) == "cuda_graph=on radix_cache=on (wanted off: the flag had no effect)"
+    assert toggle_words({}) is None
+    cell = {"cause": "crashed: illegal memory access", "backoff_until": 130.0, "restarts": 2, "pending": ""}
+    assert why_words(cell, 100.0) == "crashed: illegal memory access; again in 30s; 2 restarts"
+
+
+def test_the_lines_of_a_comparison() -> None:
+    row = {"name": "tokens/s", "a": 100.0, "b": 120.0, "diff": 20.0, "low": 5.0, "high": 35.0, "n": 40}
+    found = {"changes": {"cuda_graph": "off"}, "since": 40.0, "rows": [row], "verdict": "B is faster"}
+    lines = ab_lines(found, 100.0)
+    assert lines[0] == "B has cuda_graph=off; since 1m00s"
+    assert lines[2].split() == ["tokens/s", "100", "120", "20", "5", "…", "35", "40"]
+    assert lines[-1] == "B is faster"
