@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rltop.checks.events import frames, of_kind, own_frame, whole, whole_text, word
+from rltop.checks.events import frames, of_kind, whole, whole_text, word
 from rltop.checks.faults import engine_phase
 from rltop.checks.found import LogEvent
 from rltop.checks.known import KnownCrash, fingerprint, match
@@ -410,10 +410,22 @@ def _told(event: LogEvent, kind: str) -> str:
     return ", and left no error." if kind == "child" else "."
 
 
+_PLUMBING = re.compile(
+    r"/torch/|/triton/|/lib/python\d[\d.]*/(?!(?:site|dist)-packages)|/ray/|<frozen|<string>|contextlib"
+)
+"""Frames below the code that called them. SGLang itself lies in site-packages like any library."""
+
+
 def _noticed(event: LogEvent) -> str:
-    """`file.py:12 in function` of the innermost frame that is no library's."""
-    frame = own_frame(event)
-    return frame.rsplit("/", 1)[-1] if frame else ""
+    """`file.py:12 in function` of the innermost frame that is SGLang's, a kernel library's or the user's."""
+    value = event.data.get("frames")
+    inner = [frame for frame in value if len(frame) == 3] if isinstance(value, tuple | list) else []
+    frame = next((one for one in reversed(inner) if not _PLUMBING.search(str(one[0]))), inner[-1] if inner else None)
+    if frame is None:
+        return ""
+    path, line, function = frame
+    place = f"{str(path).rsplit('/', 1)[-1]}:{line}" if line else str(path).rsplit("/", 1)[-1]
+    return f"{place} in {function}" if function else place
 
 
 def _phase(obs: Observations, event: LogEvent, stage: Stage) -> tuple[str, str]:

@@ -206,7 +206,7 @@ class EngineHealth:
             self._doubted = now
             return Verdict("suspect", "; ".join(doubts) + self._rehearsal())
         if self._doubted is not None and now - self._doubted < self.limits.calm_s:
-            return Verdict("suspect", f"well again for {span(now - self._doubted)}")
+            return Verdict("suspect", f"well again, for less than {span(self.limits.calm_s)}")
         self._doubted = None
         return Verdict("healthy", "")
 
@@ -304,7 +304,7 @@ class EngineHealth:
             return None
         silent = now - self._unreachable_since
         if silent >= self.limits.probe_hung_s:
-            return Verdict("hung", f"none of its routes has answered for {span(silent)}, though its process lives")
+            return Verdict("hung", f"none of its routes has answered for {_over(silent)}, though its process lives")
         probe = self._signals["probe"].text
         doubts.append(f"no route answers ({probe})")
         return None
@@ -316,7 +316,7 @@ class EngineHealth:
         self._work_since = None  # work is counted anew when the pause is over
         self._say("progress", None, "paused for a weight update", now)
         if paused >= self.limits.paused_s:
-            doubts.append(f"it has been paused for {span(paused)}")
+            doubts.append(f"it has been paused for {_over(paused)}")
         return None
 
     def _stalled(self, now: float, doubts: list[str]) -> Verdict | None:
@@ -336,13 +336,15 @@ class EngineHealth:
         work = _work(stats)
         prefilled = self._prefilled
         if prefilled is not None and now - prefilled < limits.stall_suspect_s:
-            why = f"slow prefill: prompt tokens are computed, none was decoded for {span(still)} ({work})"
+            why = f"slow prefill: prompt tokens are computed, none was decoded for {_over(still)} ({work})"
         elif (compiler := self._compiler()) and still < limits.compile_s:
-            why = f"no token for {span(still)}: it compiles a kernel ({compiler} runs below it){self._ngram()}"
+            why = f"no token for {_over(still)}: it compiles a kernel ({compiler} runs below it){self._ngram()}"
+        elif still < self._patience(moved) and (self._decoded or 0.0) < self._work_since:
+            why = f"slow prefill or stuck: no first token for {_over(still)} ({work}){self._ngram()}"
         elif still < self._patience(moved):
-            why = f"no token for {span(still)} ({work}){self._ngram()}"
+            why = f"no token for {_over(still)} ({work}){self._ngram()}"
         else:
-            why = f"hung: no token for {span(still)} with {work}{self._answers()}"
+            why = f"hung: no token for {_over(still)} with {work}{self._answers()}"
             self._say("progress", False, why, now)
             return Verdict("hung", why)
         self._say("progress", False, why, now)
@@ -377,6 +379,14 @@ class EngineHealth:
 _SCHEDULER = "schedul"
 """Part of `sglang::scheduler_TP0` that survives the 15 characters of a process name."""
 _COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cudafe++", "cc1plus"})
+
+
+_STEPS = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600, 900, 1800, 3600)
+
+
+def _over(seconds: float) -> str:
+    """`over 20 s`: in steps, so that a sentence that stays true is not told anew at every glance."""
+    return f"over {span(max((step for step in _STEPS if step <= seconds), default=0))}"
 
 
 def _exit(code: int) -> str:

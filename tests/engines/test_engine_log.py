@@ -252,7 +252,9 @@ def test_memory_does_not_grow_with_the_log() -> None:
             "SGLang refuses its arguments, at server_args.py:9 in check_server_args: enable_torch_compile",
         ),
         (
-            START + f"{AT} Rank 0 scheduler died during initialization (exit code: -9). See above\n",
+            START
+            + f"{AT} Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a "
+            "common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n",
             "child/load",
             "was killed (SIGKILL) while weights were loaded",
         ),

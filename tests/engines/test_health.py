@@ -91,7 +91,7 @@ def test_a_hang_is_found_though_every_route_answers() -> None:
     assert engine.seconds(L.stall_suspect_s - 1).state == "healthy"
     found = engine.seconds(2)
     assert (found.state, engine.ok("progress"), engine.ok("probe")) == ("suspect", False, True)
-    assert "no token for 21 s (3 running, 0 queued)" in found.why
+    assert "no token for over 20 s (3 running, 0 queued)" in found.why
     assert engine.seconds(L.stall_hung_s - L.stall_suspect_s - 3).state == "suspect"
     found = engine.seconds(3)
     assert found.state == "hung"
@@ -127,6 +127,14 @@ def test_a_slow_prefill_is_suspect_and_never_hung() -> None:
     assert found.state == "suspect"
     assert found.why.startswith("slow prefill: prompt tokens are computed, none was decoded for")
     assert engine.seconds(L.calm_s + 2, decoded=50).state == "healthy"
+
+
+def test_a_first_token_that_does_not_come_may_be_a_long_prefill_for_a_time() -> None:
+    engine = Engine()
+    engine.seconds(30)
+    found = engine.seconds(L.stall_suspect_s + 5, queued=1, active=1)
+    assert found.why == "slow prefill or stuck: no first token for over 20 s (0 running, 1 queued)"
+    assert engine.seconds(30, decoded=50, running=1, queued=0).state == "healthy"
 
 
 def test_prefill_lines_of_the_log_count_where_there_are_no_counters() -> None:

@@ -70,6 +70,12 @@ def test_ray_s_list_of_potential_causes_is_no_memory_killer() -> None:
     found = kinds(lost + "some potential root causes. (1) The process is killed by SIGKILL by OOM killer")
     assert found["death"]["victim"] == 71
     assert "oom_killer" not in found
+    start = (
+        "Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common cause is "
+    )
+    found = kinds(start + "the OS OOM killer. Run `dmesg -T | grep -i oom` to check.")
+    assert (found["death"]["how"], found["death"]["code"]) == ("init", -9)
+    assert "oom_killer" not in found
     low = kinds("Task was killed due to the node running low on memory. Memory on the node where the task (pid=71) ran")
     assert low["oom_killer"] == {"by": "ray", "victim": 71}
 

@@ -76,6 +76,8 @@ _BY_RAY = re.compile(
     r"killed due to (?:memory pressure|the node running low on memory)|OOM killer|OutOfMemoryError: Task was killed",
     re.I,
 )
+_ADVICE = re.compile(r"potential root causes|a common cause is")
+"""Ray names the OOM killer for any lost worker, SGLang for a scheduler that dies at the start: that is no evidence."""
 _NOBODY = re.compile(r"(?<!\d)0 Workers \(tasks / actors\) killed due to")
 _RAY_FIGURES = re.compile(
     r"Memory on the node \(IP: (?P<node>[^,)]+).{0,200}? where the (?:task|lease|worker|actor) \((?P<task>.{0,300}?)\) "
@@ -104,8 +106,7 @@ def oom_killer(line: Line) -> Mapping[str, object] | None:
         return data | {"owner": "host"}
     if found := _RAY_FIGURES.search(line.text):
         return _by_ray(found)
-    # Ray lists the OOM killer among the "potential root causes" of any lost worker: that is no evidence of it.
-    if _BY_RAY.search(line.text) and "potential root causes" not in line.text and not _NOBODY.search(line.text):
+    if _BY_RAY.search(line.text) and not _ADVICE.search(line.text) and not _NOBODY.search(line.text):
         victim_of_ray = _VICTIM.search(line.text)
         return {"by": "ray"} | ({"victim": int(victim_of_ray["pid"])} if victim_of_ray else {})
     if _BY_SLURM.search(line.text):
