@@ -302,6 +302,7 @@ class RltopApp(App[int], inherit_bindings=False):
         screen = EnginesScreen(self.model.frame, self._palette, self.perform, ascii_only=ascii_only, cursor=cursor)
         self.engines, self._desk = screen, Desk(self, self._client, screen, self._glyphs)
         self.live.message = ""
+        self.model.resume()  # nobody acts on a frozen picture
         self.push_screen(screen)
 
     def _close_engines(self) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rltop.errors import RltopError
 from rltop.protocol.messages import Accepted, LinesAnswer, Rejected
 from rltop.tui.clientlike import ClientLike
-from rltop.tui.fleet import HTTP_ACTIONS, EngineView, OpView, engine_views, op_of, op_views, toggle_views
+from rltop.tui.fleet import HTTP_ACTIONS, EngineView, OpView, op_of, op_views, toggle_views
 from rltop.tui.screens.engines import EnginesScreen, Scene
 from rltop.tui.screens.plan import Order, PlanDialog, Proposal
 from rltop.tui.staging import changes_text, names, target_text
@@ -125,7 +125,7 @@ class Desk:
 
         def look(old: Proposal) -> tuple[Proposal, Sequence[str]]:
             frame = self._screen.scene().frame
-            views = [view for view in engine_views(frame.state) if view.id in old.generations]
+            views = [view for view in frame.engines() if view.id in old.generations]
             return replace(old, generations=_generations(views)), _news(before, _picture(frame, old), frame, old)
 
         dialog = PlanDialog(proposal, palette, self._glyphs, send=self._send, look=look, copy=self._host.put_aside)
@@ -213,7 +213,7 @@ def _picture(frame: Frame, proposal: Proposal) -> dict[str, tuple[EngineView, di
     """Engines of a proposal as they are now, with what their toggles are asked to be."""
     return {
         view.id: (view, {toggle.name: toggle.now for toggle in toggle_views(frame.state, view.id)})
-        for view in engine_views(frame.state)
+        for view in frame.engines()
         if view.id in proposal.generations
     }
 

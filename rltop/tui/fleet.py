@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rltop.tui.lenient import as_int, as_list, as_map, as_number, as_text
 from rltop.tui.picture import State, under
 
-_UNWELL = ("CRASHED", "LOST", "QUARANTINED", "BACKOFF", "SUSPECT", "RECLAIMING", "STOPPING", "DRAINING")
-_STARTING = ("LAUNCHING", "LOADING", "CAPTURING", "WARMING", "OFFLOADED", "STALE", "STOPPED")
+_UNWELL = ("CRASHED", "LOST", "QUARANTINED", "BACKOFF", "SUSPECT")
+_ON_THE_WAY = (
+    "DRAINING",
+    "STOPPING",
+    "RECLAIMING",
+    "LAUNCHING",
+    "LOADING",
+    "CAPTURING",
+    "WARMING",
+    "OFFLOADED",
+    "STALE",
+    "STOPPED",
+)
 SIGNALS: tuple[tuple[str, str, str], ...] = (
     ("P", "process", "its processes are there"),
     ("H", "probe", "its health route answers"),
@@ -96,10 +107,10 @@ class EngineView(Struct, frozen=True):
 
     @property
     def trouble(self) -> int:
-        """0 = unwell, 1 = starting, 2 = needs a look (old weights, scrape error), 3 = well."""
+        """0 = unwell, 1 = on its way somewhere, 2 = needs a look (old weights, scrape error), 3 = well."""
         if self.word in _UNWELL:
             return 0
-        if self.word in _STARTING:
+        if self.word in _ON_THE_WAY:
             return 1
         return 2 if self.old or self.error else 3
 
@@ -120,11 +131,34 @@ def required_weights(state: State) -> str:
     return as_text(wanted) or as_text(as_map(state.get("weights")).get("version"))
 
 
+class EngineMemo(Struct):
+    """Views made before: state values are replaced, never changed in place, so the same value is the same view."""
+
+    required: str = ""
+    values: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    made: dict[str, EngineView] = field(default_factory=dict)
+    order: list[EngineView] = field(default_factory=list)
+
+    def views(self, state: State) -> list[EngineView]:
+        """The `engine/*` keys, by id (numbers as numbers)."""
+        required = required_weights(state)
+        values = dict(under(state, "engine/"))
+        if required != self.required:
+            self.values, self.required = {}, required
+        fresh = [key for key, value in values.items() if self.values.get(key) is not value]
+        if fresh or len(values) != len(self.values):
+            self.made = {
+                key: self.made[key] if self.values.get(key) is value else _engine(key, value, required)
+                for key, value in values.items()
+            }
+            self.order = sorted(self.made.values(), key=lambda view: natural(view.id))
+            self.values = values
+        return list(self.order)
+
+
 def engine_views(state: State) -> list[EngineView]:
     """The `engine/*` keys, by id (numbers as numbers)."""
-    required = required_weights(state)
-    views = [_engine(key, value, required) for key, value in under(state, "engine/")]
-    return sorted(views, key=lambda view: natural(view.id))
+    return EngineMemo().views(state)
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

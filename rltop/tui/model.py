@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rltop.tui.clientlike import ClientLike, SeriesLike
+from rltop.tui.fleet import EngineMemo
 from rltop.tui.history import History
 from rltop.tui.picture import CHARTS, Link, chart_key, run_view
 from rltop.tui.theme import Glyphs
@@ -43,6 +44,7 @@ class Model:
         self._events: list[dict[str, Any]] = []
         self._frozen: Frame | None = None
         self._frozen_at = 0.0
+        self._memo = EngineMemo()
         self.histories: dict[str, History] = {}
 
     def pull(self) -> set[str]:
@@ -147,6 +149,7 @@ class Model:
             glyphs=self._glyphs,
             run_name=mirror.run,
             control=self._control and mirror.role == "control",
+            memo=self._memo,
         )
 
     def _now(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from rltop.tui.fleet import EngineMemo, EngineView
 from rltop.tui.history import History
 from rltop.tui.picture import Link, State
 from rltop.tui.rows import Row, window
@@ -32,6 +33,11 @@ class Frame(Struct, frozen=True, kw_only=True):
     glyphs: Glyphs = UNICODE
     run_name: str = ""
     control: bool = False
+    memo: EngineMemo = field(default_factory=EngineMemo)
+
+    def engines(self) -> list[EngineView]:
+        """The engines, by id."""
+        return self.memo.views(self.state)
 
     def safe(self, text: object) -> str:
         """Text of the run as one printable line."""

@@ -396,6 +396,26 @@ async def test_it_opens_at_the_engine_of_the_table_and_goes_back() -> None:
         assert board.app.is_running
 
 
+async def test_nobody_acts_on_a_frozen_picture() -> None:
+    async with dash("engines", control=True) as board:
+        await board.press("space", "e")
+        await board.shows("Status of engine 0")
+        assert not board.app.model.paused
+
+
+async def test_an_unchanged_engine_is_the_same_view_and_a_changed_one_is_not() -> None:
+    async with desk() as board:
+        before = board.app.model.frame().engines()
+        cell = board.client.mirror.state["engine/3"]
+        board.client.put("engine/3", cell | {"running": 1})
+        after = board.app.model.frame().engines()
+        assert [old is new for old, new in zip(before, after, strict=True)] == [True, True, True, False, True]
+        board.client.put("fleet", board.client.mirror.state["fleet"] | {"required": {"version": "8"}})
+        assert all(view.old for view in board.app.model.frame().engines())
+        del board.client.mirror.state["engine/1"]
+        assert [view.id for view in board.app.model.frame().engines()] == ["0", "2", "3", "4"]
+
+
 async def test_help_and_palette_are_those_of_the_screen() -> None:
     async with desk() as board:
         await board.press("question_mark")

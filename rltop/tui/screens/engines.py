@@ -22,7 +22,6 @@ from rltop.tui.fleet import (
     FleetView,
     OpView,
     ToggleView,
-    engine_views,
     fleet_view,
     merge,
     op_of,
@@ -121,7 +120,7 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
     def scene(self) -> Scene:
         """Now."""
         frame = self._frame()
-        views = engine_views(frame.state)
+        views = frame.engines()
         self.staging.forget([view.id for view in views])
         cursor = self.list.cursor(frame)
         targets = self.staging.targets(views, cursor.id if cursor is not None else None)

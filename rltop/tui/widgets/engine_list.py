@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
-from rltop.tui.fleet import EngineView, engine_views
+from rltop.tui.fleet import EngineView
 from rltop.tui.rows import Row, Span, extend, restyle
 from rltop.tui.text import fit_middle, num, pad
 from rltop.tui.view import Frame, Picker, matches
@@ -46,7 +46,7 @@ class EngineList(Struct):
 
     def views(self, frame: Frame) -> list[EngineView]:
         """Engines that match the filter, by id: they keep their places under the operator's fingers."""
-        views = engine_views(frame.state)
+        views = frame.engines()
         if not self.filter:
             return views
         return [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
-from rltop.tui.fleet import EngineView, engine_views, natural, required_weights
+from rltop.tui.fleet import EngineView, natural, required_weights
 from rltop.tui.rows import Row, Span, extend, restyle
 from rltop.tui.text import age, coarse_age, fit_middle, num, pad, wrap
 from rltop.tui.view import Frame, Picker, matches
@@ -146,11 +146,11 @@ class EnginesView(Struct):
         return key.startswith("engine/") or key in ("weights", "fleet")
 
     def badge(self, frame: Frame) -> Row:
-        unwell = sum(view.trouble == 0 for view in engine_views(frame.state))
+        unwell = sum(view.trouble == 0 for view in frame.engines())
         return ((f"{frame.glyphs.fail}{unwell}", "bad"),) if unwell else ()
 
     def summary(self, frame: Frame) -> Row:
-        views = engine_views(frame.state)
+        views = frame.engines()
         if not views:
             return ()
         dot = f" {frame.glyphs.dot} "
@@ -255,7 +255,7 @@ class EnginesView(Struct):
         return views[self.picker.index([view.id for view in views])].id if views else None
 
     def _views(self, frame: Frame) -> list[EngineView]:
-        views = engine_views(frame.state)
+        views = frame.engines()
         if self.filter:
             views = [
                 v
