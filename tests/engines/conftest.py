@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from rltop.engines.client import AsyncEngineClient
-from rltop.train.cpu_engine.__main__ import build
 from rltop.train.cpu_engine.args import parse_args
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.server import make_app
+from rltop.train.cpu_engine.start import build
 from tests.engines.contract import contract_model
 
 StartEngine = Callable[..., Engine]

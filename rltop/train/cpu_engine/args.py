@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rltop.engines.flags import parse
-from rltop.engines.options import VERSIONS
+from rltop.engines.options import VERSIONS, table
 from rltop.engines.rules import judge
+from rltop.engines.toggle_table import TOGGLES
 from rltop.train.cpu_engine import SPOKEN_API
 from rltop.train.cpu_engine.effects import Effects
+from rltop.train.cpu_engine.faults import VARIABLE, Fault, listing, parse_faults
 from rltop.train.cpu_engine.imitation import imitate
 
 PROGRAM = "rltop.train.cpu_engine"
@@ -77,6 +79,8 @@ class EngineArgs:
     effects: Effects = field(repr=False)
     remarks: tuple[str, ...] = field(repr=False)
     """What SGLang logs about changes that it made to its arguments."""
+    faults: tuple[Fault, ...]
+    """To be injected from the start on."""
 
     def log_form(self) -> str:
         """`server_args=ServerArgs(…)`, the line that SGLang logs first and log readers look for."""
@@ -104,9 +108,9 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     if not verdict.accepted:
         print(f"ValueError: {verdict.errors[0]}", file=sys.stderr)
         raise SystemExit(1)
-    for warning in parsed.warnings:
-        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
-    given = dict(parsed.values)
+    faults = parse_faults(environ.get(VARIABLE, ""))
+    asked = dict(parsed.values)
+    given = _without_ignored(asked, faults, version)
     for name in ("tokenizer_path", "served_model_name"):
         given[name] = given.get(name) or given["model_path"]
     if given.get("random_seed") is None:
@@ -114,7 +118,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     for name in ("api_key", "admin_api_key"):  # SGLang shows them; this engine does not even ask for them
         given[name] = "***" if given.get(name) else None
     imitation = imitate(given, version=version)
-    values = imitation.values
+    # An ignored flag is still listed as it was given, where the outcome is listed elsewhere: in cuda_graph_config.
+    values = imitation.values | {name: asked[name] for name in asked if "_cuda_graph" in name and name in given}
     _check_own_limits(values)
     return EngineArgs(
         model_path=Path(values["model_path"]),
@@ -139,7 +144,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         sglang=values,
         launch_command=shlex.join(_without_keys(rest)),
         effects=imitation.effects,
-        remarks=imitation.lines,
+        remarks=(*parsed.warnings, *imitation.lines),
+        faults=faults,
     )
 
 
@@ -153,11 +159,26 @@ def _without_keys(argv: Sequence[str]) -> list[str]:
     return shown
 
 
+def _without_ignored(asked: Mapping[str, Any], faults: Sequence[Fault], version: str) -> dict[str, Any]:
+    """The arguments as if those of a toggle with `flag-ignored` had not been given."""
+    given = dict(asked)
+    for fault in faults:
+        if fault.kind.name == "flag-ignored":
+            toggle = fault.settings["toggle"]
+            more = [name for name in asked if name.startswith("speculative_") and toggle == "speculative"]
+            for name in (*TOGGLES[toggle].fields, *more):
+                if options := table(version).named(name):
+                    given[name] = options[0].default
+    return given
+
+
 def _own_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="rltop CPU engine, a stand-in for SGLang: its HTTP API over a small Qwen3 checkpoint on the CPU. "
-        "It accepts every argument of SGLang (`--model-path DIR` is required) and these of its own:",
+        description="rltop CPU engine, a stand-in for SGLang: its HTTP API over a small Qwen3 checkpoint on the CPU.\n"
+        "It accepts every argument of SGLang (--model-path DIR is required) and these of its own:",
+        epilog=f"Faults for rehearsals, in ${VARIABLE} (docs/engines.md):\n{listing()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--port-file", type=Path, help="file to write the bound port to (`--port 0` takes a free one)")

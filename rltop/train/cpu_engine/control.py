@@ -14,8 +14,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from rltop.engines.weights import deserialize
 from rltop.errors import RltopError
+from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.answers import BadRequest, error_answer, json_answer, read_body
 from rltop.train.cpu_engine.engine import Engine
+from rltop.train.cpu_engine.faults import INJECTED
 from rltop.train.cpu_engine.stats import LOGGER
 
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
@@ -85,7 +87,10 @@ async def release_memory(engine: Engine, request: Request) -> Response:
 
 async def resume_memory(engine: Engine, request: Request) -> Response:
     """Take memory back."""
-    engine.released -= _tags(await read_body(request))
+    tags = _tags(await read_body(request))
+    if "weights" in tags & engine.released and engine.injection.strike("token-zero"):
+        engine.scheduler.token_zero = True
+    engine.released -= tags
     return json_answer(None)
 
 
@@ -101,6 +106,8 @@ async def update_from_disk(engine: Engine, request: Request) -> Response:
     if not body.get("model_path"):
         raise BadRequest("model_path: Field required")
     LOGGER.info("Start update_weights. Load format=auto")
+    if engine.args.sglang["speculative_algorithm"] == "NGRAM" and engine.injection.strike("ngram-update-dies"):
+        await engine.die("ngram_update")
     success, message = await _update(engine, body, lambda: engine.scheduler.live.load_directory(directory), "disk")
     if success:
         engine.model_path = str(directory)
@@ -128,6 +135,10 @@ async def update_from_tensor(engine: Engine, request: Request) -> Response:
 
 async def _update(engine: Engine, body: dict[str, Any], apply: Callable[[], None], source: str) -> tuple[bool, str]:
     version, flush = body.get("weight_version"), body.get("flush_cache", True)
+    if engine.injection.strike("update-refused"):
+        return False, f"Failed to update weights: {INJECTED}: update-refused"
+    if flush and engine.scheduler.stats.retracted and engine.injection.strike("retract-update-dies"):
+        await engine.die("retract_update")
     if body.get("abort_all_requests"):
         engine.scheduler.abort(everything=True)
     try:
@@ -166,6 +177,23 @@ async def weights_checker(engine: Engine, request: Request) -> Response:
 
     success, body = await engine.do(work)
     return json_answer(body, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
+
+
+async def faults(engine: Engine, request: Request) -> Response:
+    """rltop's own: list the armed faults, arm more (`on`), take some back (`off`: a name, or all)."""
+    body = await read_body(request)
+    for key in ("on", "off"):
+        if not isinstance(body.get(key, ""), str):
+            raise BadRequest(f"{key}: a string with faults")
+    answer: dict[str, Any] = {}
+    if off := body.get("off"):
+        answer["disarmed"] = engine.injection.disarm(off)
+    try:
+        if on := body.get("on"):
+            answer["armed"] = engine.injection.arm(on)
+    except RltopError as error:
+        raise BadRequest(str(error)) from error
+    return json_answer({"rltop_engine": MARKER, **answer, "faults": engine.injection.report()})
 
 
 def _tags(body: dict[str, Any]) -> set[str]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rltop.train.cpu_engine.effects import Drafter, Effects
+from rltop.train.cpu_engine.injection import Injection, Phase, SchedulerDied
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.logprobs import note_prompt, note_token
 from rltop.train.cpu_engine.model import Qwen3, Slab, slab_length
@@ -68,6 +69,7 @@ class Scheduler:
         limits: Limits,
         stats: Stats,
         *,
+        injection: Injection | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -75,6 +77,11 @@ class Scheduler:
         self.stats = stats
         self.fatal: str = ""
         """Set when the loop died: the traceback."""
+        self.injection = injection or Injection()
+        self.on_death: Callable[[SchedulerDied], None] | None = None
+        """Told of what ended the loop; then nothing is answered any more, for the process ends, as SGLang's does."""
+        self.token_zero = False
+        """Every token is 0: weights came back without an update, an injected fault."""
         self._model, self._endings, self._limits = model, endings, limits
         self._clock, self._wall = clock, wall
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -106,6 +113,8 @@ class Scheduler:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has gone
             try:
                 result = work()
             except Exception as error:
@@ -131,8 +140,17 @@ class Scheduler:
 
         self._inbox.put(forget)
 
+    def crash(self, error: Exception) -> None:
+        """End the loop with this error, before its next batch."""
+
+        def fail() -> None:
+            raise error
+
+        self._inbox.put(fail)
+
     def stop(self) -> None:
         """Abort everything and leave the loop."""
+        self.injection.release()
         self.abort(everything=True)
         self._inbox.put(self._stop)
 
@@ -178,6 +196,7 @@ class Scheduler:
         """
         began = self._clock()
         apply()
+        self.token_zero = False
         if version is not None:
             self.set_version(version)
         self.stats.weight_load_seconds[source] = self._clock() - began
@@ -225,11 +244,30 @@ class Scheduler:
                     for batch in [batch for batch in self._batches.values() if batch.samples]:
                         self._step(batch)
                 self._deliver()
-        except Exception:
-            self.fatal = traceback.format_exc()
-            LOGGER.error("Scheduler hit an exception: %s", self.fatal)
-            self._abort(lambda sample: True)
+        except Exception as error:
+            self._die(error)
         self._deliver()
+
+    def _die(self, error: Exception) -> None:
+        died = error if isinstance(error, SchedulerDied) else SchedulerDied(traceback.format_exc())
+        if died.before:
+            print(died.before, flush=True)
+        if died.traceback:
+            LOGGER.error("Scheduler hit an exception: %s\n", died.traceback)
+        if died.after:
+            print(died.after, flush=True)
+        self.fatal = died.traceback or died.death
+        if self.on_death is None:
+            self._abort(lambda sample: True)
+        else:
+            self.on_death(died)
+            self._outbox.clear()
+
+    def _before_batch(self, phase: Phase, samples: Sequence[Sample]) -> None:
+        """Where an injected fault strikes."""
+        if self.injection.armed:
+            self._count()  # what a watcher sees while the loop stands still
+            self.injection.before_batch(phase, lambda: any(sample.params.top_k != 1 for sample in samples))
 
     def _obey(self) -> None:
         """Do what is in the inbox; wait for something if there is nothing else to do."""
@@ -269,7 +307,7 @@ class Scheduler:
 
     def _count(self) -> None:
         stats, samples = self.stats, [item for batch in self._batches.values() for item in batch.samples]
-        stats.running, stats.queued = len(samples), len(self._waiting)
+        stats.running, stats.queued = len(samples), len(self._waiting) + len(self._starting)
         stats.used_tokens = sum(sample.tokens for sample in samples)
         stats.paused = len(samples) + len(self._held) if self._paused else 0
         stats.retracted = sum(1 for sample in self._waiting if sample.retractions)
@@ -295,6 +333,7 @@ class Scheduler:
 
     def _start(self, samples: list[Sample], running: int) -> None:
         now = self._wall()
+        self._before_batch("prefill", samples)
         cached, prefills = self._prompts.run(self.live.packed, samples)
         computed = sum(sample.tokens for sample in samples) - cached
         elapsed, self._last_prefill = self._clock() - self._last_prefill, self._clock()
@@ -338,6 +377,7 @@ class Scheduler:
 
     def _step(self, batch: Batch) -> None:
         """One token for every sample of the batch."""
+        self._before_batch("decode", batch.samples)
         samples, rows = list(batch.samples), self._model.padded_rows(len(batch.samples))
         ids, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         ids[: len(samples)] = torch.tensor([sample.output[-1] for sample in samples])
@@ -373,7 +413,7 @@ class Scheduler:
         drawn = draw(logits, [(sample.params, sample.stream, len(sample.output)) for sample in samples])
         now = self._wall()
         for row, sample in enumerate(samples):
-            sample.output.append(drawn.tokens[row])
+            sample.output.append(0 if self.token_zero else drawn.tokens[row])
             if self._limits.effects.draft_tokens:
                 self._measure_draft(sample)
             sample.first_token = sample.first_token or now

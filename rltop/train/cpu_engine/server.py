@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -38,10 +38,11 @@ def make_app(engine: Engine) -> Starlette:
             key = (request.url.path, request.method)
             counts = engine.scheduler.stats.http_requests
             counts[key] = counts.get(key, 0) + 1
-            try:
-                return await handler(engine, request)
-            except BadRequest as error:
-                return error_object(HTTPStatus.BAD_REQUEST, str(error), "Bad Request")
+            with engine.answering(key):
+                try:
+                    return await handler(engine, request)
+                except BadRequest as error:
+                    return error_object(HTTPStatus.BAD_REQUEST, str(error), "Bad Request")
 
         return endpoint
 
@@ -74,6 +75,7 @@ def _routes(args: EngineArgs) -> list[tuple[str, list[str], Handler]]:
         ("/update_weights_from_tensor", post, control.update_from_tensor),
         ("/update_weight_version", post, control.update_version),
         ("/weights_checker", both, control.weights_checker),
+        ("/rltop/faults", both, control.faults),
     ]
     if args.enable_metrics:
         routes.append(("/metrics", get, metrics))
@@ -87,12 +89,14 @@ async def generate(engine: Engine, request: Request) -> Response:
     """Sample; 400 with SGLang's `{"error": {"message": …}}` for a bad request."""
     body = await read_body(request)
     if engine.released & {"weights", "kv_cache"}:
-        # Real SGLang dies here; a stand-in that dies would only hide who asked.
+        # Real SGLang dies here; a stand-in that dies would only hide who asked, so it does so on demand only.
+        if engine.injection.strike("health-kills-released"):
+            await engine.die("released")
         return error_answer(HTTPStatus.SERVICE_UNAVAILABLE, "memory is released: call /resume_memory_occupation first")
     try:
         if body.get("stream"):
             engine.reader.read(body, lambda index, answer: None)
-            return StreamingResponse(stream(engine.reader, engine.scheduler, body), media_type="text/event-stream")
+            return StreamingResponse(_streamed(engine, body), media_type="text/event-stream")
         answers = await _unless_gone(request, collect(engine.reader, engine.scheduler, body))
         return Response() if answers is None else json_answer(answers)
     except WrongType as error:
@@ -102,6 +106,12 @@ async def generate(engine: Engine, request: Request) -> Response:
     except ValueError as error:
         LOGGER.error("[http_server] Error: %s", error)
         return error_answer(HTTPStatus.BAD_REQUEST, str(error))
+
+
+async def _streamed(engine: Engine, body: Any) -> AsyncIterator[bytes]:
+    with engine.answering(("/generate", "POST")):  # the handler's own is over when the first event is sent
+        async for event in stream(engine.reader, engine.scheduler, body):
+            yield event
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -129,8 +139,12 @@ async def ready(engine: Engine, request: Request) -> Response:
 
 async def health(engine: Engine, request: Request) -> Response:
     """One token through the scheduler; 503 when none comes in time (paused, hung) or while starting or released."""
-    if not engine.ready or engine.released:
+    if engine.released and engine.injection.strike("health-kills-released"):
+        await engine.die("released")
+    if not engine.ready or engine.released or engine.injection.strike("probe-fails"):
         return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    if engine.injection.standing == "hang":
+        return Response(status_code=HTTPStatus.OK)
     loop = asyncio.get_running_loop()
     seen = asyncio.Event()
 
@@ -155,7 +169,9 @@ async def health(engine: Engine, request: Request) -> Response:
     except TimeoutError:
         LOGGER.error("Health check failed. No token for the last %.0f seconds.", engine.health_timeout_s)
         engine.scheduler.abort("HEALTH_CHECK")
+        engine.unhealthy = True
         return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    engine.unhealthy = False
     return Response(status_code=HTTPStatus.OK)
 
 
@@ -171,7 +187,8 @@ async def model_info(engine: Engine, request: Request) -> Response:
 
 
 async def server_info(engine: Engine, request: Request) -> Response:
-    """Settings plus live state, as the imitated release lists them."""
+    """Settings plus live state, as the imitated release lists them. Waits for the scheduler, as in SGLang."""
+    await engine.do(lambda: None)
     stats, args = engine.scheduler.stats, engine.args
     answer = dict(args.sglang) | {
         "rltop_engine": MARKER,

@@ -55,6 +55,8 @@ class Stats:
     """Source (`disk`, `tensor`) -> seconds of the last weight update."""
     http_requests: dict[tuple[str, str], int] = field(default_factory=dict)
     """(endpoint, method) -> count. Written by the HTTP thread only."""
+    http_active: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(endpoint, method) -> requests that are open now. Right even while the scheduler stands still."""
 
     @property
     def token_usage(self) -> float:
@@ -196,6 +198,12 @@ def _families(stats: Stats, model_name: str) -> Iterator[tuple[str, Literal["gau
         *((("spec_verify_calls_total", "Imitated: verify steps.", stats.verify_steps),) if stats.speculative else ()),
     ):
         yield name, "counter", text, [(front, value)]
+    yield (
+        "http_requests_active",
+        "gauge",
+        "HTTP requests that are open now.",
+        [({"endpoint": path, "method": verb}, count) for (path, verb), count in list(stats.http_active.items())],
+    )
     yield (
         "http_requests_total",
         "counter",
