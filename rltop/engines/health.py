@@ -31,6 +31,8 @@ from rltop.engines.scrape import EngineStats
 State = Literal["healthy", "suspect", "hung", "dead"]
 IDLE_REFRESH_S = 35.0
 """SGLang writes the gauges of an idle scheduler every 30 s: until then they say what ran last."""
+OLD_S = 10.0
+"""A scrape that long ago was not followed by another because nobody asked (the engine was out of the rotation)."""
 NAMES = ("process", "probe", "progress", "trainer", "log")
 
 
@@ -114,6 +116,7 @@ class EngineHealth:
     _look: Look | None = None
     _had_scheduler: bool = False
     _stats: EngineStats | None = None
+    _scraped: float | None = None
     _unreachable_since: float | None = None
     _work_since: float | None = None
     """Since when there was work without a break; in the future where the gauges may be old."""
@@ -152,6 +155,7 @@ class EngineHealth:
 
     def scraped(self, stats: EngineStats, now: float) -> None:
         """An answer of `scrape`, or none (`reachable` is False)."""
+        self._scraped = now
         if not stats.reachable:
             if self._unreachable_since is None:
                 self._unreachable_since = now
@@ -288,6 +292,10 @@ class EngineHealth:
             self._paused_since = self._work_since = None
             self._say("progress", None, "its memory is released", now)
             self._say("probe", None, "not asked: its memory is released", now)
+            return None
+        if self._scraped is not None and now - self._scraped > OLD_S:
+            self._unreachable_since = self._work_since = None
+            self._say("progress", None, "not asked lately", now)
             return None
         if verdict := self._silent(now, doubts):
             return verdict

@@ -191,6 +191,16 @@ def test_a_pause_that_the_engine_itself_reports_counts_too_until_it_is_too_long(
     assert "it has been paused for" in found.why
 
 
+def test_time_in_which_nobody_asked_is_no_hang() -> None:
+    engine = Engine()
+    engine.seconds(30, decoded=50, running=3, active=3)
+    engine.seconds(3, reachable=False)
+    engine.now += 500  # out of the rotation: it was not scraped
+    assert engine.health.judge(Phase.SERVING, engine.now).state == "healthy"
+    assert engine.seconds(L.calm_s + 1, decoded=50, reachable=True).state == "healthy"
+    assert engine.seconds(L.stall_hung_s + 2).state == "hung"
+
+
 def test_a_released_engine_is_not_asked_and_not_doubted() -> None:
     engine = Engine()
     engine.seconds(30, decoded=50, running=3, active=3)
