@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import attach, reporter, text
+from benchmarks import attach, reporter, restart, text
 from benchmarks import bytes as painted
 
 Rows = list[tuple[str, str, str]]
@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def judge() -> None:
         print(table("Text check", text.rows(100 if quick else 300)))
 
-    return max([_try(paint), _try(first), _try(report), _try(judge)])
+    def again() -> None:
+        print(table("Restart of an engine (CPU stand-in)", restart.rows(4 if quick else 10)))
+
+    return max([_try(paint), _try(first), _try(report), _try(judge), _try(again)])
 
 
 def _try(benchmark: Callable[[], None]) -> int:

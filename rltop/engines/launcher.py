@@ -190,7 +190,8 @@ class Launcher(Protocol):
     async def adopt(self, directory: str, marker: str) -> Launched | None:
         """The engine that an earlier process started there, found by marker and birth, never by pid alone.
 
-        Dead or alive: `look` says which, and how it ended. None: no such engine was ever started there.
+        Dead or alive: `look` says which, and how it ended. None: no such engine was ever started there. LostNode: it
+        was started on a machine that is gone.
         """
         ...
 

@@ -148,7 +148,9 @@ class Gateway:
             slot = self._living(name)
             if slot is None and node_id and self._node_alive(node_id):
                 slot = self._place(name, place)
-        if slot is None or (node_id and slot.node_id != node_id):
+        if node_id and (slot is None or slot.node_id != node_id):
+            raise _lost(node_id)
+        if slot is None:
             return None
         found: Launched | None = self._call(slot, "adopt", directory, marker)
         return found
@@ -172,11 +174,11 @@ class Gateway:
             with contextlib.suppress(self._ray.exceptions.ActorDiedError):
                 return self._call(slot, method, *args, timeout_s=timeout_s)
         if not self._node_alive(launched.node_id):
-            raise _lost(launched)
+            raise _lost(launched.node_id, launched.node)
         with self._lock(name):
             slot = self._living(name) or self._place(name, place or DEFAULT_PLACE)
         if slot.node_id != launched.node_id:
-            raise _lost(launched)
+            raise _lost(launched.node_id, launched.node)
         return self._call(slot, method, *args, timeout_s=timeout_s)
 
     def _call(self, slot: Slot, method: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
@@ -299,10 +301,10 @@ def _name(marker: str) -> str:
     return "rltop/" + marker.rpartition("/")[0]
 
 
-def _lost(launched: Launched) -> LostNode:
+def _lost(node_id: str, node: str = "") -> LostNode:
     return LostNode(
         "the engine's node is lost",
-        where=f"{launched.node} (Ray node {launched.node_id[:8]})",
+        where=f"{node} (Ray node {node_id[:8]})".strip(),
         why="Ray calls the node dead",
         do="the engine is placed again on another node when one has room",
         exit_code=1,

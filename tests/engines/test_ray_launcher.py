@@ -122,6 +122,9 @@ async def test_an_engines_life_on_two_nodes(
     assert (await launcher.look(second)).alive
     with pytest.raises(LostNode):
         await launcher.look(first)
+    later = RayLauncher(address=nodes.address, token_file=str(token_file))
+    assert await later.adopt(second.directory, second.marker) == second
+    await later.close()
     await launcher.kill(second)
     assert (await launcher.look(second)).exit_code == -signal.SIGKILL
     assert (await launcher.remains(second)).clean
