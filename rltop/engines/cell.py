@@ -32,7 +32,7 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "restarts": slot.restarts,
         "backoff_until": slot.deadline + offset if slot.state is State.BACKOFF and slot.deadline else None,
         "stage": engine.stage,
-        "pending": engine.pending,
+        "pending": engine.pending or engine.waits,
         "launcher": record.launcher,
         "host": process.node if process else None,
         "pid": process.pid if process and slot.state in LIVE else None,

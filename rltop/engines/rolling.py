@@ -12,7 +12,7 @@ fails and says where it stands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,7 @@ async def roll(
     running: dict[asyncio.Task[str], Engine] = {}
     try:
         while waiting or running:
-            while waiting and (not running or done) and _may_leave(waiting[0].engine, engines, kept):
+            while waiting and (not running or done) and _may_leave(waiting[0].engine, engines, kept, running.values()):
                 step = waiting.pop(0)
                 running[asyncio.ensure_future(restart(step, cause, stage))] = step.engine
             if not running:
@@ -126,11 +126,11 @@ async def at_once(steps: Sequence[Next], *, cause: str, stage: Stage) -> list[st
     return [result for result in results if isinstance(result, str)]
 
 
-def _may_leave(engine: Engine, engines: Mapping[str, Engine], kept: int) -> bool:
-    """Enough others serve; an engine that does not serve may always be restarted."""
+def _may_leave(engine: Engine, engines: Mapping[str, Engine], kept: int, leaving: Collection[Engine] = ()) -> bool:
+    """Enough others serve, those on their way out left out. An engine that does not serve may always be restarted."""
     if not engine.slot.serves():
         return True
-    return sum(one.slot.serves() for one in engines.values()) - 1 >= kept
+    return sum(one.slot.serves() and one is not engine and one not in leaving for one in engines.values()) >= kept
 
 
 async def _wait_for_room(engine: Engine, engines: Mapping[str, Engine], kept: int, stage: Stage) -> None:
@@ -304,8 +304,8 @@ def _teller(engine: Engine, stage: Stage) -> Callable[[], None]:
 def _progress(engine: Engine) -> str:
     """`drained 0.4 s, stopping`."""
     done, doing = times(engine.marks), _DOING.get(engine.slot.state, "")
-    if engine.pending:
-        doing = f"waits for {engine.pending}"
+    if waits := engine.pending or engine.waits:
+        doing = f"waits for {waits}"
     return ", ".join(part for part in (done, doing) if part)
 
 

@@ -59,6 +59,8 @@ LOOK_S = 0.25
 """Between two glances at an engine that stands where it should."""
 FAST_S = 0.05
 """While something is under way: it is waited for by people."""
+MOVING_S = 10.0
+"""A state that lasts longer is not waited for by the moment."""
 PROBE_S = 1.0
 _STEADY = frozenset(
     {State.STOPPED, State.HEALTHY, State.SUSPECT, State.OFFLOADED, State.BACKOFF, State.QUARANTINED, State.LOST}
@@ -111,6 +113,9 @@ class Engine:
         """Name of the operation that holds this slot, and who asked for it."""
         self.stage = ""
         self.pending = ""
+        """What its operation waits for."""
+        self.waits = ""
+        """What its supervisor waits for."""
         self.force = False
         """Do not wait for the end of a weight update: the trainer is gone."""
         self.marks: list[tuple[State, float]] = []
@@ -208,7 +213,8 @@ class Engine:
                     raise
                 except Exception as error:
                     self._tell_once("error", f"fault in the supervision: {type(error).__name__}: {error}")
-                pause = LOOK_S if self.slot.state in _STEADY and self.adopted else FAST_S
+                moving = self.slot.state not in _STEADY and self.house.clock() - self.slot.since < MOVING_S
+                pause = FAST_S if moving or not self.adopted else LOOK_S
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
@@ -221,7 +227,7 @@ class Engine:
     async def _turn(self) -> None:
         launcher = self.house.launchers.get(self.record.launcher)
         if launcher is None:
-            self.pending = f"the launcher {self.record.launcher!r} is not there yet"
+            self.waits = f"the launcher {self.record.launcher!r} is not there yet"
             return self.publish()
         if not self.adopted:
             await self._adopt(launcher)
@@ -333,10 +339,10 @@ class Engine:
                 self.fire(NodeLost(record.process.node or error.where))
             return
         except (RltopError, TimeoutError) as error:
-            self.pending = f"cannot be looked for: {str(error).splitlines()[0]}"
+            self.waits = f"cannot be looked for: {str(error).splitlines()[0]}"
             await asyncio.sleep(LOOK_S)
             return
-        self.adopted, self.pending = True, ""
+        self.adopted, self.waits = True, ""
         if process is None or look is None:
             return
         self.process, self.watch.look = process, look
@@ -371,10 +377,8 @@ class Engine:
             self.fire(event)
 
     def _say_pending(self, updating: bool) -> None:
-        if self.busy:
-            return
         waits = updating and toward(self.slot, self.record.goal, self.house.clock(), updating=False) is not None
-        self.pending = "the end of the weight update" if waits else ""
+        self.waits = "the end of the weight update" if waits else ""
 
     # ---------------------------------------------------------------- chores
 

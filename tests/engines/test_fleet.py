@@ -1,0 +1,743 @@
+"""The fleet over fake engines on a virtual clock: operations, weights, failures, and a daemon that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rltop.engines.fleet import (
+    Ab,
+    AbEnd,
+    FleetPolicy,
+    Required,
+    Restart,
+    Revert,
+    SetToggles,
+    Start,
+    StartEngines,
+    Stop,
+    Synced,
+)
+from rltop.engines.launcher import GpuUse
+from rltop.engines.rolling import times
+from rltop.engines.states import State
+from rltop.errors import RltopError
+from tests.engines.fleet_world import POLICY, World, planned, refused, run_fleet, slots
+
+OFF = {"radix_cache": "off"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+# ---------------------------------------------------------------------- start, weights
+
+
+def test_a_started_engine_passes_every_stage_and_shows_what_is_in_effect(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            cell = world.cells["0"]
+        assert [after for _, _, after in world.states] == [
+            *("LAUNCHING", "LOADING", "CAPTURING", "WARMING", "STALE", "HEALTHY")
+        ]
+        assert (cell["generation"], cell["weight_version"], cell["ignored"]) == (1, "default", [])
+        assert cell["toggles"]["radix_cache"] == "on"
+        assert cell["signals"].keys() == {"process", "probe", "progress", "trainer", "log"}
+
+    run_fleet(main)
+
+
+def test_an_engine_serves_only_after_the_trainer_pushed_and_its_own_word_says_so(world: World) -> None:
+    async def main() -> None:
+        world.required = Required(version="7", source="trainer")
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1, healthy=False)
+            await asyncio.sleep(POLICY.stale_s + 1)
+            assert world.state("0") == "STALE"
+            assert world.cells["0"]["cause"] == "awaits weight version '7' from the trainer; it holds 'default'"
+            assert ("error", "engine 0: STALE since 30 s: " + world.cells["0"]["cause"]) in world.told
+            # The trainer's word alone moves nothing.
+            with pytest.raises(RltopError, match="does not serve yet"):
+                await world.do(fleet, Synced(target="0", generation=1, version="7"))
+            world.launcher.at("0").version = "7"
+            await world.do(fleet, Synced(target="0", generation=1, version="7", digest="digest of 7"))
+            assert world.state("0") == "HEALTHY"
+            assert world.cells["0"]["weight_digest"] == "digest of 7"
+
+    run_fleet(main)
+
+
+def test_the_right_label_on_the_wrong_weights_is_not_let_through(world: World) -> None:
+    async def main() -> None:
+        world.required = Required(version="default", source="trainer", digest="another")
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1, healthy=False)
+            await world.until(lambda: "digest" in world.cells["0"]["cause"])
+            assert world.state("0") == "STALE"
+
+    run_fleet(main)
+
+
+def test_published_weights_are_loaded_from_disk_where_no_trainer_lives(world: World) -> None:
+    async def main() -> None:
+        world.required = Required(version="3", source="disk", path="/weights/3")
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            assert world.launcher.at("0").version == "3"
+
+    run_fleet(main)
+
+
+def test_a_refused_load_is_said_and_tried_again(world: World) -> None:
+    async def main() -> None:
+        world.required = Required(version="3", source="disk", path="/weights/3")
+        world.launcher.behaviour.refuses_updates = True
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1, healthy=False)
+            await world.until(lambda: "no such path" in world.cells["0"]["cause"])
+            world.launcher.at("0").how.refuses_updates = False
+            await world.until_state("0", "HEALTHY")
+
+    run_fleet(main)
+
+
+def test_an_engine_left_behind_by_an_update_leaves_the_rotation(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            world.updating = True
+            world.required = Required(version="1", source="trainer")
+            world.launcher.at("0").version = "1"
+            await asyncio.sleep(30)
+            assert (world.state("0"), world.state("1")) == ("HEALTHY", "HEALTHY"), "nothing is judged in an update"
+            world.updating = False
+            await world.until_state("1", "STALE")
+            assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_an_ignored_flag_is_told(world: World) -> None:
+    async def main() -> None:
+        world.launcher.behaviour.deaf = True
+        async with world.fleet() as fleet:
+            await world.do(fleet, StartEngines(slots=slots(1)))
+            await world.until_state("0", "HEALTHY")
+            await world.do(fleet, SetToggles(changes=OFF))
+            assert "radix_cache" in world.cells["0"]["ignored"]
+            assert any("radix_cache=off had no effect" in text for level, text in world.told if level == "warn")
+
+    run_fleet(main)
+
+
+# ---------------------------------------------------------------------- rolling changes
+
+
+def test_a_rolling_change_keeps_enough_engines_serving(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 4)
+            plan = planned(fleet, SetToggles(changes=OFF, keep=2))
+            assert plan.diff["0"] == ["+ --disable-radix-cache"]
+            assert plan.steps[-1] == "restart engines 0, 1, 2, 3 one after the other; at least 2 of 4 go on serving"
+            least = 4
+            work = asyncio.ensure_future(fleet.carry_out(plan, world.stages.append))
+            while not work.done():
+                serving = sum(cell["state"] in ("HEALTHY", "SUSPECT") for cell in world.cells.values())
+                least = min(least, serving)
+                await asyncio.sleep(0.02)
+            await work
+            assert least == 2, "as many at a time as may be"
+            assert all(cell["generation"] == 2 for cell in world.cells.values())
+            assert all(cell["toggles"]["radix_cache"] == "off" for cell in world.cells.values())
+            assert all(cell["previous_generation"] == 1 for cell in world.cells.values())
+        assert set(healthy_from(world)) == {"STALE"}
+
+    run_fleet(main)
+
+
+def healthy_from(world: World) -> list[str]:
+    """States from which engines became HEALTHY."""
+    return [before for _, before, after in world.states if after == "HEALTHY"]
+
+
+def test_the_first_engine_goes_alone_and_a_change_that_does_not_start_is_taken_back(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 3)
+            world.launcher.behaviour.dies_loading = "torch.OutOfMemoryError: CUDA out of memory."
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF, keep=0)))
+            await world.until(lambda: world.cells["0"]["generation"] == 3)
+            world.launcher.behaviour.dies_loading = ""
+            with pytest.raises(RltopError, match="engine 0 did not come up as generation 2") as caught:
+                await work
+            assert "serves again" in caught.value.do
+            assert world.cells["0"]["toggles"]["radix_cache"] == "on"
+            assert [world.cells[name]["generation"] for name in "012"] == [3, 1, 1]
+            assert world.cells["0"]["previous_generation"] is None, "what never ran is nothing to go back to"
+
+    run_fleet(main)
+
+
+def test_revert_goes_back_to_the_arguments_before(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            assert refused(fleet, Revert()).code == "bad-args"
+            await world.do(fleet, SetToggles(changes=OFF))
+            world.launcher.at("0").end(-9)
+            await world.until(lambda: world.cells["0"]["generation"] == 3 and world.state("0") == "HEALTHY")
+            plan = planned(fleet, Revert(targets=("0",)))
+            assert plan.diff["0"] == ["- --disable-radix-cache"]
+            await world.do(fleet, Revert())
+            assert world.cells["0"]["toggles"]["radix_cache"] == "on"
+
+    run_fleet(main)
+
+
+def test_requests_that_do_not_end_are_aborted_before_the_engine_is(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            old = world.launcher.at("0")
+            old.running = 5
+            await world.do(fleet, Restart())
+            assert (old.aborted, old.exit_code) == (5, -15)
+            assert any(stage.startswith("engine 0: drained 20.") for stage in world.stages)
+
+    run_fleet(main)
+
+
+def test_an_engine_that_ignores_sigterm_is_killed(world: World) -> None:
+    async def main() -> None:
+        world.launcher.behaviour.ignores_term = True
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            old = world.launcher.at("0")
+            await world.do(fleet, Restart())
+            assert old.killed
+
+    run_fleet(main)
+
+
+def test_a_second_operation_on_a_busy_engine_is_refused_with_who_and_what(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            work = asyncio.ensure_future(world.do(fleet, Restart(targets=("0",), who="ann", reason="odd")))
+            await world.until_state("0", "DRAINING")
+            found = refused(fleet, SetToggles(targets=("0", "1"), changes=OFF))
+            assert (found.code, found.why) == ("busy", "engine 0 is held by another operation: restart by ann: odd")
+            assert planned(fleet, Restart(targets=("1",))).targets == ("1",), "a lock per engine, never a global one"
+            await work
+
+    run_fleet(main)
+
+
+def test_a_plan_for_another_generation_is_not_carried_out(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            plan = planned(fleet, SetToggles(changes=OFF))
+            await world.do(fleet, Restart())
+            with pytest.raises(RltopError, match="changed since the plan"):
+                await fleet.carry_out(plan, world.stages.append)
+
+    run_fleet(main)
+
+
+def test_a_change_waits_for_the_next_safe_point_and_says_so(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            world.between = False
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF, when="safe-point")))
+            await asyncio.sleep(100)
+            assert (world.state("0"), world.cells["0"]["generation"]) == ("HEALTHY", 1)
+            assert "safe point" in world.cells["0"]["pending"]
+            world.between = True
+            await work
+            assert world.cells["0"]["generation"] == 2
+
+    run_fleet(main)
+
+
+def test_nothing_is_restarted_in_a_weight_update(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            world.updating = True
+            work = asyncio.ensure_future(world.do(fleet, Restart(targets=("0",))))
+            world.launcher.at("1").end(-9)
+            await asyncio.sleep(60)
+            assert world.state("0") == "HEALTHY"
+            assert world.cells["0"]["pending"] == "the end of the weight update"
+            assert world.state("1") == "BACKOFF"
+            world.updating = False
+            await work
+            await world.until_state("1", "HEALTHY")
+
+    run_fleet(main)
+
+
+# ---------------------------------------------------------------------- cancel
+
+
+def test_cancelled_while_it_drains_the_old_generation_goes_on(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            old = world.launcher.at("0")
+            old.running = 3
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
+            await world.until_state("0", "DRAINING")
+            await asyncio.sleep(1)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await world.until_state("0", "HEALTHY")
+            assert old.alive
+            assert [world.cells[name]["generation"] for name in "01"] == [1, 1]
+            assert fleet.launch("0")[0] == ()
+            assert ("0", "DRAINING", "STALE") in world.states
+
+    run_fleet(main)
+
+
+def test_cancelled_after_the_old_one_was_ended_the_new_one_comes(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
+            await world.until_state("0", "STOPPING")
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await world.until_state("0", "HEALTHY")
+            assert [world.cells[name]["generation"] for name in "01"] == [2, 1]
+            assert fleet.launch("0")[0] == ("--disable-radix-cache",)
+            assert fleet.launch("1")[0] == ()
+
+    run_fleet(main)
+
+
+# ---------------------------------------------------------------------- failures
+
+
+def test_a_dead_engine_is_known_within_a_second_and_comes_back(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            process = world.launcher.at("0")
+            process.say("Scheduler hit an exception: Traceback (most recent call last):")
+            process.say("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+            process.end(-9)
+            began = world.launcher.now()
+            await world.until_state("0", "CRASHED", limit_s=1.0)
+            cell = world.cells["0"]
+            assert cell["fingerprint"].startswith("ima/")
+            await world.until_state("0", "BACKOFF")
+            assert world.cells["0"]["backoff_until"] == pytest.approx(began + 1.8e9 + 10, abs=1)
+            await world.until_state("0", "HEALTHY")
+            assert (world.cells["0"]["generation"], world.cells["0"]["restarts"]) == (2, 1)
+        story = json.loads((world.folder / "engines/0/1/crash.json").read_text())
+        assert story["signal"] == 9
+        assert story["crash"]["kind"] == "ima"
+        assert "illegal memory access" in (world.folder / "engines/0/1/crash.log").read_text()
+
+    run_fleet(main)
+
+
+def test_a_fatal_line_takes_the_engine_out_before_its_process_ends(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            process = world.launcher.at("0")
+            process.say(
+                "Scheduler hit an exception: Traceback (most recent call last):",
+                "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+                "SIGQUIT received. signum=<Signals.SIGQUIT: 3>, frame=<frame>. It usually means one child failed.",
+            )
+            await world.until_state("0", "DRAINING", limit_s=2.0)
+            assert process.alive
+            await asyncio.sleep(20)
+            assert process.alive, "it may be writing a dump"
+            process.end(-9)
+            await world.until_state("0", "CRASHED", limit_s=1.0)
+
+    run_fleet(main)
+
+
+def test_work_without_progress_is_told_and_not_killed_although_every_route_answers(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            process = world.launcher.at("0")
+            process.running = 2
+            await asyncio.sleep(30)
+            assert world.state("0") == "HEALTHY"
+            process.flowing = False
+            await world.until_state("0", "SUSPECT", limit_s=30)
+            await world.until(lambda: any("hung" in text for level, text in world.told if level == "error"))
+            await asyncio.sleep(300)
+            assert process.alive
+            process.flowing = True
+            await world.until_state("0", "HEALTHY", limit_s=30)
+
+    run_fleet(main)
+
+
+def test_three_crashes_of_one_kind_end_in_quarantine_until_a_person_starts_it(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            for _ in (1, 2, 3):
+                await world.until_state("0", "HEALTHY")
+                world.launcher.at("0").end(-9)
+                await world.until(lambda: world.state("0") != "HEALTHY")
+            await world.until_state("0", "QUARANTINED")
+        async with world.fleet() as fleet:
+            await asyncio.sleep(400)
+            assert world.state("0") == "QUARANTINED", "also the next daemon leaves it alone"
+            await world.do(fleet, Start(targets=("0",)))
+            assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_an_orphan_that_holds_memory_is_named_and_waited_for(world: World) -> None:
+    async def main() -> None:
+        world.launcher.stranger = GpuUse(index=0, pid=77, mib=1200, name="python", ours=False)
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            old = world.launcher.at("0")
+            old.how.orphan = True
+            work = asyncio.ensure_future(world.do(fleet, Restart()))
+            await world.until_state("0", "RECLAIMING")
+            await asyncio.sleep(POLICY.reclaim_s + 1)
+            assert f"pid {old.pid + 5000} (orphan) holds 800 MiB of GPU 0" in world.cells["0"]["cause"]
+            assert any(level == "error" and "800 MiB" in text for level, text in world.told)
+            assert len(world.launcher.alive()) == 0, "no second process beside an orphan"
+            world.launcher.release_orphans()
+            await work
+            assert any("pid 77 (python) holds 1200 MiB of GPU 0 and is not ours" in text for _, text in world.told)
+
+    run_fleet(main)
+
+
+def test_a_launch_that_fails_waits_and_is_tried_again(world: World) -> None:
+    async def main() -> None:
+        world.launcher.fail_start = "port 30000 is in use"
+        async with world.fleet() as fleet:
+            with pytest.raises(RltopError, match="did not start") as caught:
+                await world.start(fleet, 1)
+            assert "port 30000 is in use" in caught.value.why
+            world.launcher.fail_start = ""
+            await world.until_state("0", "HEALTHY")
+
+    run_fleet(main)
+
+
+def test_a_launch_that_never_ends_is_abandoned(world: World) -> None:
+    async def main() -> None:
+        world.launcher.start_delay = 1e6
+        async with world.fleet() as fleet:
+            with pytest.raises(RltopError, match="did not start"):
+                await world.start(fleet, 1)
+            world.launcher.start_delay = 0.1
+            await world.until_state("0", "HEALTHY")
+            assert len(world.launcher.alive()) == 1
+
+    run_fleet(main)
+
+
+def test_an_engine_that_never_gets_ready_ends_the_operation(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            world.launcher.behaviour.never_ready = True
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
+            await world.until(lambda: world.cells["0"]["fingerprint"] == "start-timeout:CAPTURING")
+            world.launcher.behaviour.never_ready = False
+            with pytest.raises(RltopError, match="did not come up"):
+                await work
+            assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_a_lost_node_is_given_up_after_a_while(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            world.launcher.lost = True
+            await world.until_state("0", "LOST")
+            await asyncio.sleep(30)
+            world.launcher.lost = False
+            await world.until_state("0", "HEALTHY")
+            assert healthy_from(world) == ["STALE", "STALE"], "it was out of sight"
+            world.launcher.lost = True
+            await world.until_state("0", "LOST")
+            await world.until(lambda: world.state("0") != "LOST", limit_s=POLICY.lost_s + 2)
+
+    run_fleet(main)
+
+
+def test_failures_that_the_trainer_sees_put_an_engine_in_doubt(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            fleet.trainer_saw("0", 99, False, "of another generation")
+            await asyncio.sleep(5)
+            assert world.state("0") == "HEALTHY"
+            fleet.trainer_saw("0", 1, False, "ReadTimeout")
+            await world.until_state("0", "SUSPECT")
+            assert "ReadTimeout" in world.cells["0"]["cause"]
+            fleet.trainer_saw("0", 1, True, "")
+            await world.until_state("0", "HEALTHY")
+
+    run_fleet(main)
+
+
+def test_a_released_engine_is_not_asked_anything(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            fleet.released("0")
+            await asyncio.sleep(1)
+            asked = world.launcher.at("0").loads_asked
+            await asyncio.sleep(100)
+            assert (world.state("0"), world.launcher.at("0").loads_asked) == ("OFFLOADED", asked)
+            fleet.resumed("0")
+            assert world.states[-1] == ("0", "OFFLOADED", "STALE")
+            await world.until_state("0", "HEALTHY")
+
+    run_fleet(main)
+
+
+def test_what_cannot_be_written_down_is_not_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            folder = world.folder / "engines/0"
+            monkeypatch.setattr("os.replace", _no_space)
+            with pytest.raises(RltopError, match="cannot write down"):
+                await world.do(fleet, SetToggles(changes=OFF))
+            monkeypatch.undo()
+            await asyncio.sleep(10)
+            assert (world.state("0"), world.cells["0"]["generation"]) == ("HEALTHY", 1)
+            assert not list(folder.glob(".slot*")), "no debris"
+
+    run_fleet(main)
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# ---------------------------------------------------------------------- the next daemon
+
+
+@pytest.mark.parametrize("state", ["DRAINING", "STOPPING", "RECLAIMING", "LAUNCHING", "LOADING", "WARMING", "STALE"])
+def test_a_daemon_killed_in_any_stage_of_a_change_leaves_it_to_the_next_one(world: World, state: str) -> None:
+    async def main() -> None:
+        world.launcher.behaviour.orphan = state == "RECLAIMING"
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            world.launcher.at("0").running = 1
+            world.launcher.behaviour.orphan = False
+            world.required = Required(version="default", source="base")
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
+            if state == "STALE":
+                world.required = Required(version="9", source="trainer")
+            await world.until_state("0", state)
+        work.cancel()
+        world.launcher.release_orphans()
+        world.required = Required(version="default", source="base")
+        async with world.fleet() as fleet:
+            await world.until(lambda: world.state("0") == "HEALTHY" and fleet.state("0") is State.HEALTHY)
+            await world.until(lambda: world.cells["0"]["toggles"].get("radix_cache") == "off")
+            assert world.launcher.at("0").spec.args == ("--disable-radix-cache",)
+            assert len(world.launcher.alive()) == 1
+        assert set(healthy_from(world)) == {"STALE"}
+
+    run_fleet(main)
+
+
+def test_an_engine_that_died_while_no_daemon_was_there_is_a_crash(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+        process = world.launcher.at("0")
+        process.say("torch.OutOfMemoryError: CUDA out of memory.")
+        process.end(-9)
+        async with world.fleet() as fleet:
+            await world.until_state("0", "BACKOFF")
+            assert world.cells["0"]["fingerprint"]
+            await world.until_state("0", "HEALTHY")
+
+    run_fleet(main)
+
+
+def test_a_running_engine_is_adopted_with_its_process_and_declared_again_without_a_restart(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            pid = world.cells["0"]["pid"]
+        async with world.fleet() as fleet:
+            await world.do(fleet, StartEngines(slots=slots(2)))
+            await world.until(lambda: fleet.state("0") is State.HEALTHY)
+            assert (world.cells["0"]["pid"], world.cells["0"]["generation"]) == (pid, 1)
+
+    run_fleet(main)
+
+
+def test_an_operation_begun_by_an_earlier_daemon_is_finished(world: World) -> None:
+    async def main() -> None:
+        request = SetToggles(changes=OFF)
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            work = asyncio.ensure_future(world.do(fleet, request))
+            await world.until_state("0", "STOPPING")
+        work.cancel()
+        async with world.fleet() as fleet:
+            await fleet.resume(request, {"0": 1, "1": 1}, world.stages.append)
+            assert [world.cells[name]["generation"] for name in "01"] == [2, 2]
+            assert {fleet.launch(name)[0] for name in "01"} == {("--disable-radix-cache",)}
+
+    run_fleet(main)
+
+
+def test_a_slot_file_that_cannot_be_read_is_named_and_set_aside(world: World) -> None:
+    async def main() -> None:
+        file = world.folder / "engines/3/slot.json"
+        file.parent.mkdir(parents=True)
+        file.write_text("{")
+        async with world.fleet() as fleet:
+            assert fleet.ids() == []
+            assert any(level == "error" and "slot.json: cannot be read" in text for level, text in world.told)
+        assert file.with_name("slot.json.bad").exists()
+
+    run_fleet(main)
+
+
+# ---------------------------------------------------------------------- stop, A/B, bad input
+
+
+def test_stop_all_ends_everything_at_once_also_in_an_update_and_beside_an_operation(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 3)
+            world.launcher.at("0").running = 9
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
+            await world.until_state("0", "DRAINING")
+            world.updating = True
+            await fleet.stop_all(world.stages.append)
+            await asyncio.gather(work, return_exceptions=True)
+            assert world.launcher.alive() == []
+            assert {cell["state"] for cell in world.cells.values()} == {"STOPPED"}
+        async with world.fleet():
+            await asyncio.sleep(100)
+            assert world.launcher.alive() == [], "stopped is stopped"
+
+    run_fleet(main)
+
+
+def test_a_stopped_engine_stays_stopped_until_it_is_started(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            await world.do(fleet, Stop(targets=("1",)))
+            await asyncio.sleep(400)
+            assert world.state("1") == "STOPPED"
+            assert refused(fleet, Stop(targets=("1",))).code == "bad-args"
+            assert refused(fleet, Start(targets=("0",))).code == "bad-args"
+            await world.do(fleet, Start(targets=("1",)))
+            assert world.state("1") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_half_of_the_engines_get_the_change_and_are_put_back(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 4)
+            assert refused(fleet, AbEnd()).code == "bad-args"
+            assert refused(fleet, Ab(changes=OFF, targets=("0",))).code == "bad-args"
+            await world.do(fleet, Ab(changes=OFF))
+            assert [world.cells[name]["arm"] for name in "0123"] == ["A", "B", "A", "B"]
+            assert refused(fleet, Ab(changes=OFF)).code == "bad-args"
+            for name in "0123":
+                world.launcher.at(name).running = 4
+            await asyncio.sleep(200)
+            shown = fleet.ab()
+            assert shown is not None
+            assert shown["changes"] == OFF
+            assert {row["name"] for row in shown["rows"]} >= {"tokens_per_s", "crashes_per_hour"}
+        async with world.fleet() as fleet:
+            assert fleet.ab() is not None, "the comparison goes on under the next daemon"
+            await world.until(lambda: all(fleet.state(name) is State.HEALTHY for name in "0123"))
+            for name in "0123":
+                world.launcher.at(name).running = 0
+            await world.do(fleet, AbEnd())
+            assert fleet.ab() is None
+            assert [world.cells[name]["arm"] for name in "0123"] == [""] * 4
+            assert {fleet.launch(name)[0] for name in "0123"} == {()}
+
+    run_fleet(main)
+
+
+def test_bad_requests_are_refused_with_what_to_do(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            assert refused(fleet, Restart()).why == "this run has no engines of its own"
+            await world.start(fleet, 2)
+            assert refused(fleet, Restart(targets=("7",))).do == "there are: 0, 1"
+            assert refused(fleet, SetToggles(changes={"radix_cash": "off"})).code == "refused-by-rules"
+            assert "set already" in refused(fleet, SetToggles(changes={"radix_cache": "on"})).why
+            assert "cannot be" in refused(fleet, SetToggles(changes=OFF, keep=2)).why
+            assert refused(fleet, Synced(target="0", generation=9, version="1")).code == "stale-generation"
+            bad = slots(1)[0]
+            for declared in ({"id": "../up"}, {"id": "x", "model_path": ""}, {"id": "x", "args": ("--no-such-flag",)}):
+                slot = type(bad)(**{"id": "y", "model_path": "/m", **declared})  # type: ignore[arg-type]
+                assert refused(fleet, StartEngines(slots=(slot,))).code in ("bad-args", "refused-by-rules")
+
+    run_fleet(main)
+
+
+def test_stage_times_are_told_in_the_order_of_a_restart() -> None:
+    marks = [
+        (State.DRAINING, 10.0),
+        (State.STOPPING, 10.4),
+        (State.RECLAIMING, 10.6),
+        (State.STOPPED, 10.6),
+        (State.LAUNCHING, 10.7),
+        (State.LOADING, 10.8),
+        (State.WARMING, 13.0),
+        (State.STALE, 13.6),
+        (State.HEALTHY, 13.8),
+    ]
+    assert times(marks) == "drained 0.4 s, stopped 0.2 s, reclaimed 0.0 s, ready 2.9 s, healthy 3.1 s"
+    assert times(marks[:3]) == "drained 0.4 s, stopped 0.2 s"
+
+
+def test_a_policy_that_never_restarts_leaves_a_crash_to_people(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, policy=FleetPolicy(restart="never"))
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            world.launcher.at("0").end(-9)
+            await world.until_state("0", "CRASHED")
+            await asyncio.sleep(400)
+            assert world.state("0") == "CRASHED"
+        async with world.fleet() as fleet:
+            await asyncio.sleep(400)
+            assert world.state("0") == "CRASHED"
+            await world.do(fleet, Restart())
+            assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
