@@ -25,10 +25,14 @@ from rltop.bisect.hazard import laws
 from rltop.bisect.space import MOST_TOGETHER, OTHER, Space
 
 SURE = 0.95
-WINDOWS = (0.35, 1.0, 2.5)
+WINDOWS = (0.5, 1.5, 4.0)
 """Trial lengths that are weighed, in believed mean minutes to the crash."""
 CLOSE = 0.02
 """Arms within so much of the best are equally good; chance (seeded) takes one, so that engines do not all copy."""
+HAZARD_WEIGHT = 1.0
+"""What a bit about the hazard is worth beside a bit about the culprit: how long is quiet long enough hangs on it."""
+PATIENCE = 1.2
+"""A trial goes on unless another is so many times better: a restart that tells little more is none."""
 MOST_ARMS = 400
 RUNNING_WEIGHED = 3
 """So many of the arms that run are weighed exactly when another is chosen; each doubles the work."""
@@ -145,6 +149,10 @@ class Planner:
                 crash = seen.crash(belief.probability, arm, at)
                 took = minutes * (1.0 - crash / 2) + (0.0 if goes_on else self.budget.restart_min)
                 scored.append((bits / took, arm, minutes, crash))
+        if mine is not None:
+            stay = max((row for row in scored if row[1] == mine.arm), default=(0.0, mine.arm, 0.0, 0.0))
+            if stay[0] * PATIENCE >= max(row[0] for row in scored):
+                scored = [stay]
         best = max(row[0] for row in scored)
         pick = random.Random(f"{self.seed}/{len(trials)}/{engine}/{len(running)}")
         close = [row for row in scored if row[0] >= best * (1.0 - CLOSE)]
@@ -234,12 +242,17 @@ class _Outlook:
             [1.0 - exp(law.log_survival(age + minutes) - law.log_survival(age)) for law in laws()]
             for minutes in lengths
         ]
+        doubt = [[_binary(chance) for chance in row] for row in dies]
         known: dict[int, list[float]] = {}
+        noise: dict[int, list[float]] = {}
         for hazard in belief.hazard:
             if id(hazard) not in known:
                 known[id(hazard)] = [sum(map(_times, hazard, row)) for row in dies]
+                noise[id(hazard)] = [sum(map(_times, hazard, row)) for row in doubt]
         self.chance = [known[id(hazard)] for hazard in belief.hazard]
         """Per culprit: probability of a crash within each length, where it may come."""
+        self.noise = [noise[id(hazard)] for hazard in belief.hazard]
+        """Per culprit: what the outcome leaves open, in bits, even if the hazard were known."""
 
     def at(self, which: int, arm: int, length: int) -> float:
         """Probability of a crash if culprit number `which` is the one."""
@@ -253,12 +266,13 @@ class _Outlook:
         return sum(weight * self.at(which, arm, length) for which, weight in enumerate(weights) if weight > 1e-9)
 
     def bits(self, weights: Sequence[float], arm: int, length: int) -> float:
-        """Mutual information of culprit and outcome."""
+        """Mutual information of the outcome with the culprit, and, weighted, with its hazard."""
         total, inside = 0.0, 0.0
         for which, weight in enumerate(weights):
             if weight > 1e-6 and (chance := self.at(which, arm, length)) > 0.0:
                 total += weight * chance
-                inside += weight * _binary(chance)
+                own = _binary(chance)
+                inside += weight * (own - HAZARD_WEIGHT * max(0.0, own - self.noise[which][length]))
         return max(0.0, _binary(total) - inside)
 
 

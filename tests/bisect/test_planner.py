@@ -70,15 +70,15 @@ def hunt(
     ids=lambda names: " x ".join(sorted(names)) or "none",
 )
 def test_it_names_the_culprit(culprit: set[str]) -> None:
-    verdicts = [hunt(frozenset(culprit), seed=seed)[0] for seed in range(6)]
+    verdicts = [hunt(frozenset(culprit), seed=seed)[0] for seed in range(4)]
     right = sum(verdict.culprit == SPACE.mask(culprit) for verdict in verdicts)
-    assert right >= 5, [(verdict.state, verdict.text) for verdict in verdicts]
+    assert right >= 3, [(verdict.state, verdict.text) for verdict in verdicts]
     assert all(verdict.state == ("found" if culprit else "none") for verdict in verdicts if verdict.probability)
 
 
 def test_more_engines_take_less_time() -> None:
     minutes = {
-        engines: sum(hunt(frozenset({"speculative"}), seed=seed, engines=engines)[1] for seed in range(8))
+        engines: sum(hunt(frozenset({"speculative"}), seed=seed, engines=engines)[1] for seed in range(5))
         for engines in (1, 4)
     }
     assert minutes[4] < 0.6 * minutes[1]
