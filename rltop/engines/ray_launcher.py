@@ -150,44 +150,50 @@ class RayLauncher:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.to_thread(_spawn, theirs.fileno(), json.dumps(self._options))
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._writer = writer
         hello = self._waiting[0] = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.ensure_future(self._read(reader))
+        self._reading = asyncio.ensure_future(self._read(reader, writer))
         try:
             await asyncio.wait_for(hello, CONNECT_S)
         except TimeoutError:
             raise _unreachable(self._options["address"], f"no connection within {CONNECT_S:g} s") from None
         finally:
             self._waiting.pop(0, None)
-        return self._writer
+        return writer
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        why = "the connection to the cluster was lost"
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
             while True:
                 length = frame_length(await reader.readexactly(FRAME_HEAD))
-                message = msgspec.msgpack.decode(await reader.readexactly(length))
-                future = self._waiting.get(message["id"])
-                if future is None or future.done():
-                    continue
-                if (error := message.get("error")) is not None:
-                    future.set_exception(_error(error))
-                else:
-                    future.set_result(message["value"])
-        self._writer = None
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(_unreachable(self._options["address"], why))
+                self._settle(msgspec.msgpack.decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the gateway has ended
+        finally:
+            writer.close()
+            self._writer = None
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(_unreachable(self._options["address"], "the connection to it was lost"))
+
+    def _settle(self, message: Mapping[str, Any]) -> None:
+        future = self._waiting.get(message["id"])
+        if future is None or future.done():
+            return  # whoever asked has given up
+        if (error := message.get("error")) is not None:
+            future.set_exception(_error(error))
+        else:
+            future.set_result(message["value"])
 
     async def _hang_up(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer = self._writer
         if self._reading is not None:
             self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reading
+            await asyncio.gather(self._reading, return_exceptions=True)
             self._reading = None
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         if (process := self._process) is not None:
             self._process = None
             await asyncio.to_thread(_end, process)
