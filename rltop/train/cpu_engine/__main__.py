@@ -96,4 +96,8 @@ def logging_to(stream: TextIO, level: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is closed by now; taking torch's modules apart would need most of a second.
+    os._exit(status)

@@ -198,7 +198,9 @@ class Injection:
             case "ima":
                 raise self._illegal_access(one.fault, phase)
             case "oom":
-                raise SchedulerDied(signature("oom"))
+                raise SchedulerDied(
+                    signature("oom", execute="_execute_extend" if phase == "prefill" else "_execute_decode")
+                )
             case "nccl-timeout":
                 now = datetime.now().astimezone()
                 text = signature("nccl", nccl=f"{now:%m%d %H:%M:%S.%f}000")
