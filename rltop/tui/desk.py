@@ -23,6 +23,15 @@ from rltop.tui.staging import changes_text, names, target_text
 from rltop.tui.theme import Glyphs, Palette
 from rltop.tui.view import Frame
 
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "engine-set": ("mode", "keep", "when"),
+    "engine-restart": ("mode", "keep", "when"),
+    "engine-revert": ("mode", "keep", "when"),
+    "engine-stop": ("when",),
+    "engine-ab": ("keep", "when"),
+    "engine-ab-end": ("keep", "when"),
+}
+"""What a command lets one choose of how it is carried out."""
 LOG_LINES = 300
 LOG_EVERY_S = 2.0
 
@@ -77,9 +86,9 @@ class Desk:
         changes = dict(self._screen.staging.changes)
         match action:
             case "diff":
-                self._propose("engine-set", f"Change {_who(scene)}", scene, palette, {"changes": changes}, rolling=True)
+                self._propose("engine-set", f"Change {_who(scene)}", scene, palette, {"changes": changes})
             case "restart":
-                self._propose("engine-restart", f"Restart {_who(scene)}", scene, palette, rolling=True)
+                self._propose("engine-restart", f"Restart {_who(scene)}", scene, palette)
             case "revert":
                 self._propose("engine-revert", f"Back to the generation before: {_who(scene)}", scene, palette)
             case "stop" if all(view.stopped for view in scene.targets):
@@ -89,8 +98,11 @@ class Desk:
             case "ab-run" if scene.fleet is not None and scene.fleet.ab is not None:
                 self._propose("engine-ab-end", "End the A/B run", scene, palette, targets=())
             case "ab-run":
-                title = f"A/B: half of the engines with {changes_text(changes)}"
-                self._propose("engine-ab", title, scene, palette, {"changes": changes}, targets=())
+                # One engine has no halves: then all of ours are meant.
+                among = scene.targets if len(scene.targets) > 1 else [view for view in scene.views if view.owned]
+                who = names([scene.frame.safe(view.id) for view in among])
+                title = f"A/B: half of {who} with {changes_text(changes)}"
+                self._propose("engine-ab", title, scene, palette, {"changes": changes}, targets=among)
             case "http":
                 self._http(scene, palette)
             case "cancel-op":
@@ -107,7 +119,6 @@ class Desk:
         palette: Palette,
         args: Mapping[str, Any] | None = None,
         *,
-        rolling: bool = False,
         targets: Sequence[EngineView] | None = None,
     ) -> None:
         """Show the plan of a command. targets: empty for commands on the whole fleet."""
@@ -117,7 +128,7 @@ class Desk:
             title,
             tuple(view.id for view in chosen),
             args or {},
-            rolling=rolling,
+            options=OPTIONS.get(name, ()),
             keep=scene.fleet.keep if scene.fleet is not None else 1,
             generations=_generations(chosen or [view for view in scene.views if view.owned]),
         )
@@ -167,13 +178,17 @@ class Desk:
             "profile": "Profile some steps",
         }
         offered = [Choice(action, words[action]) for action in HTTP_ACTIONS]
+        cursor = scene.cursor
+        if cursor is None:
+            return
+        who = names([scene.frame.safe(cursor.id)])
 
         def chosen(action: str | None) -> None:
             if action in HTTP_ACTIONS:
-                title = f"{words[action]}: {_who(scene)}"
-                self._propose("engine-http", title, self._screen.scene(), palette, {"action": action})
+                title = f"{words[action]}: {who}"
+                self._propose("engine-http", title, scene, palette, {"action": action}, targets=[cursor])
 
-        self._host.open_dialog(PaletteDialog(offered, palette, self._glyphs, f"Ask {_who(scene)}"), chosen)
+        self._host.open_dialog(PaletteDialog(offered, palette, self._glyphs, f"Ask {who}"), chosen)
 
     def _cancel(self, scene: Scene, palette: Palette) -> None:
         """Cancel what runs on the cursor's engine, else the newest."""

@@ -329,6 +329,8 @@ async def test_restart_stop_start_and_revert_are_for_the_selected_engines() -> N
         names = ("engine-restart", "engine-revert", "engine-stop", "engine-start")
         assert sent == [(name, "0,1") for name in names]
         assert all(args["generations"] == {"0": 2, "1": 2} for _, _, args in board.client.sent)
+        options = [sorted(set(args) - {"generations"}) for _, _, args in board.client.sent]
+        assert options == [["keep", "mode", "when"], ["keep", "mode", "when"], ["when"], []]
 
 
 async def test_an_operation_is_followed_stage_by_stage_and_cancelled() -> None:
@@ -363,10 +365,10 @@ async def test_an_ab_run_is_started_watched_and_ended() -> None:
         await board.press("b")
         assert "nothing is staged" in board.footer
         dialog = await plan(board, "e", "right", "b")
-        assert dialog.proposal.title == "A/B: half of the engines with cuda_graph off"
+        assert dialog.proposal.title == "A/B: half of engines 0, 1, 2, 3 with cuda_graph off"
         await send(board)
         name, target, args = board.client.sent[0]
-        assert (name, target, args["changes"]) == ("engine-ab", "", {"cuda_graph": "off"})
+        assert (name, target, args["changes"]) == ("engine-ab", "0,1,2,3", {"cuda_graph": "off"})
         assert args["generations"] == {"0": 2, "1": 2, "2": 2, "3": 2}
     async with desk("ab") as board:
         text = await board.press(*["tab"] * 4)

@@ -25,8 +25,9 @@ class Proposal(Struct, frozen=True):
     title: str
     engines: tuple[str, ...]
     args: Mapping[str, Any] = field(default_factory=dict)
-    rolling: bool = False
-    """It can be done one after the other or at once, now or at the next safe point."""
+    options: tuple[str, ...] = ()
+    """What can be chosen of `mode` (one after the other or at once), `keep` (how many go on serving) and `when` (now or
+    at the next safe point)."""
     keep: int = 1
     """Engines that go on serving, to begin with."""
     generations: Mapping[str, int] = field(default_factory=dict)
@@ -81,11 +82,12 @@ class PlanDialog(Dialog):
     @property
     def args(self) -> dict[str, Any]:
         """The command's arguments with the options."""
-        args = dict(self.proposal.args)
-        if self.proposal.rolling:
-            args |= {"mode": self._mode, "when": self._when}
-            args |= {"keep": self._keep} if self._mode == "rolling" else {}
-        return args
+        chosen: dict[str, Any] = {"mode": self._mode, "keep": self._keep, "when": self._when}
+        return dict(self.proposal.args) | {name: value for name, value in chosen.items() if self._offers(name)}
+
+    def _offers(self, option: str) -> bool:
+        """Whether an option has a meaning now."""
+        return option in self.proposal.options and (option != "keep" or self._mode == "rolling")
 
     def _ask(self) -> None:
         self._waits, self._refusal = True, None
@@ -117,7 +119,7 @@ class PlanDialog(Dialog):
     def body(self, width: int) -> list[Row]:
         self._hint = self._hints()
         rows: list[Row] = []
-        if self.proposal.rolling:
+        if self.proposal.options:
             rows += [self._options(), ()]
         if self._reason is not None:
             rows += [(("reason: ", "accent"), (self._reason, "strong"), (self._glyphs.half, "accent")), ()]
@@ -134,13 +136,16 @@ class PlanDialog(Dialog):
         return rows
 
     def _options(self) -> Row:
-        row: list[Span] = [("m ", "accent")]
-        if self._mode == "rolling":
-            row += [(f"rolling, {self._keep} keep serving ", "strong"), ("(+ -)", "accent")]
-        else:
-            row.append(("all at once", "strong"))
-        when = "now" if self._when == "now" else "at the next safe point"
-        return (*row, ("   ", "text"), ("w ", "accent"), (when, "strong"))
+        row: list[Span] = []
+        if self._offers("mode"):
+            row.append(("m ", "accent"))
+        if self._offers("keep"):
+            row += [(f"rolling, {self._keep} keep serving ", "strong"), ("(+ -)   ", "accent")]
+        elif self._offers("mode"):
+            row.append(("all at once   ", "strong"))
+        if self._offers("when"):
+            row += [("w ", "accent"), ("now" if self._when == "now" else "at the next safe point", "strong")]
+        return tuple(row)
 
     def _refused(self, answer: Rejected, width: int) -> list[Row]:
         stale = answer.code == "stale-generation"
@@ -178,16 +183,16 @@ class PlanDialog(Dialog):
             case "r" if self._refusal is not None:
                 self._changed = ()
                 self._ask()
-            case "m" if self.proposal.rolling:
+            case "m" if self._offers("mode"):
                 self._mode = "at-once" if self._mode == "rolling" else "rolling"
                 self._ask()
-            case "w" if self.proposal.rolling:
+            case "w" if self._offers("when"):
                 self._when = "safe-point" if self._when == "now" else "now"
                 self._ask()
-            case "plus" | "equals_sign" if self.proposal.rolling and self._mode == "rolling":
+            case "plus" | "equals_sign" if self._offers("keep"):
                 self._keep += 1
                 self._ask()
-            case "minus" if self.proposal.rolling and self._mode == "rolling" and self._keep:
+            case "minus" if self._offers("keep") and self._keep:
                 self._keep -= 1
                 self._ask()
             case "y" if self._plan:

@@ -62,7 +62,9 @@ class TogglesSection(Struct):
             yield from _lines(f"moves with it: {', '.join(toggle.aliases)}", "accent", frame, width)
         if toggle.trainer_side:
             sides = f"engine {toggle.engine_side or '?'}, trainer {toggle.trainer_side}"
-            style = "warn" if toggle.engine_side and toggle.engine_side != toggle.trainer_side else "dim"
+            # The trainer has it or has it not; the engine may have it in several ways.
+            differ = toggle.engine_side and (toggle.engine_side == "off") != (toggle.trainer_side == "off")
+            style = "warn" if differ else "dim"
             yield from _lines(f"two sides: {sides}", style, frame, width)
         yield from _lines(effect_text(toggle), "warn" if toggle.ignored else "dim", frame, width)
 
