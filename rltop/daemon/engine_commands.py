@@ -276,8 +276,9 @@ def _is_id(text: str) -> bool:
 
 def _steps(plan: FleetPlan) -> list[str]:
     """The plan in lines for people: what is done in order, then per engine what changes, then what to know of it."""
-    changes = [f"engine {name}: {line}" for name, lines in plan.diff.items() for line in lines]
-    return [*plan.steps, *changes, *(f"! {warning}" for warning in plan.warnings)]
+    said = {line.strip() for line in plan.steps}
+    changes = [f"engine {name}: {line}" for name, lines in plan.diff.items() for line in lines if line not in said]
+    return [*plan.steps, *changes, *(f"! {warning}" for warning in plan.warnings if warning not in said)]
 
 
 def _changes(args: Mapping[str, Any]) -> dict[str, str]:

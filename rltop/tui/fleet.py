@@ -181,13 +181,15 @@ def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
     kind = as_text(value.get("kind"))
     weights = as_text(value.get("weight_version"))
     pid, graph = as_int(value.get("pid")), value.get("cuda_graph")
+    state, ours = as_text(value.get("state")).upper(), value.get("owner") == "rltop"
     return EngineView(
         id=as_text(value.get("id")) or key,
         kind={"cpu": "CPU engine", "sglang": "SGLang"}.get(kind, kind),
-        state=as_text(value.get("state")).upper(),
+        state=state,
         generation=as_int(value.get("generation")),
         weights=weights,
-        old=bool(required and weights and weights != required),
+        # The fleet lets no engine of its own serve old weights; what it holds is only seen a moment after a push.
+        old=bool(required and weights and weights != required) and not (ours and state in ("HEALTHY", "SUSPECT")),
         running=as_number(value.get("running")),
         queued=as_number(value.get("queued")),
         tokens_per_s=as_number(value.get("tokens_per_s")),
@@ -272,9 +274,9 @@ def toggle_views(state: State, engine: str) -> list[ToggleView]:
     """The toggles of one engine in the daemon's order: of `toggles/<id>`, else what its cell says is in effect."""
     cell = as_map(state.get(f"engine/{engine}"))
     ignored = set(map(as_text, as_list(cell.get("ignored"))))
-    known = as_map(state.get(f"toggles/{engine}"))
+    known, seen = as_map(state.get(f"toggles/{engine}")), as_map(cell.get("verified"))
     if known:
-        return [_toggle(as_text(name), as_map(value), ignored) for name, value in known.items()]
+        return [_toggle(as_text(name), as_map(value), ignored, seen.get(name)) for name, value in known.items()]
     effective, wanted = as_map(cell.get("toggles")), as_map(cell.get("wanted"))
     names = [*effective, *(name for name in wanted if name not in effective)]
     return [
@@ -285,7 +287,8 @@ def toggle_views(state: State, engine: str) -> list[ToggleView]:
     ]
 
 
-def _toggle(name: str, value: Mapping[str, Any], ignored: set[str]) -> ToggleView:
+def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any) -> ToggleView:
+    """seen: where the value in effect was seen; without it how it would be."""
     sides = as_map(value.get("sides"))
     refused = {as_text(choice): as_text(why) for choice, why in as_map(value.get("refused")).items()}
     choices = dict.fromkeys([*map(as_text, as_list(value.get("choices"))), *refused])
@@ -296,7 +299,7 @@ def _toggle(name: str, value: Mapping[str, Any], ignored: set[str]) -> ToggleVie
         choices=tuple(choices),
         refused=refused,
         aliases=tuple(map(as_text, as_list(value.get("aliases")))),
-        verify=as_text(value.get("verify")),
+        verify=as_text(seen) or as_text(value.get("verify")),
         engine_side=as_text(sides.get("engine")),
         trainer_side=as_text(sides.get("trainer")),
         free=as_text(value.get("free")),
@@ -444,8 +447,12 @@ class OpView(Struct, frozen=True):
 
 
 def op_views(state: State) -> list[OpView]:
-    """Operations on engines, newest first."""
-    views = [_op(key, value) for key, value in under(state, "op/") if as_text(value.get("name")).startswith("engine-")]
+    """Operations on engines, newest first. That the trainer pushed weights to one is no operation on it."""
+    views = [
+        _op(key, value)
+        for key, value in under(state, "op/")
+        if as_text(value.get("name")).startswith(("engine-", "engines-")) and value.get("name") != "engine-synced"
+    ]
     return sorted(views, key=lambda view: (view.t or 0.0, natural(view.op)), reverse=True)
 
 

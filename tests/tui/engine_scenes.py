@@ -160,7 +160,13 @@ def put_engines(client: FakeClient) -> None:
 
 def put_operation(client: FakeClient) -> None:
     """A rolling change that has done one engine and loads the next."""
-    stages = [("engine 0: drain", 21.0), ("engine 0: stop", 20.6), ("engine 0: start", 19.4), ("engine 1: load", 4.0)]
+    stages = [
+        ("engine 0: draining", 21.0),
+        ("engine 0: drained 0.4 s, stopping", 20.6),
+        ("engine 0: drained 0.4 s, stopped 1.2 s, loading", 19.4),
+        ("engine 1: loading", 4.0),
+    ]
+    client.put("op/8", {"op": "8", "name": "engine-synced", "target": "0", "state": "done", "t": NOW - 1})
     client.put(
         "op/7",
         {
@@ -169,7 +175,7 @@ def put_operation(client: FakeClient) -> None:
             "target": "0,1",
             "engines": ["0", "1"],
             "state": "running",
-            "stage": "engine 1: load",
+            "stage": "engine 1: loading",
             "percent": 60.0,
             "who": "ana (unverified)",
             "reason": "is it the graph",

@@ -332,7 +332,7 @@ def fleet_engine(index: int, rng: random.Random) -> dict[str, Any]:
     version = "41" if index in (17, 31) else "42"
     generation = 3 if down else 1
     life: dict[str, Any] = {
-        "owner": "rltop",
+        "owner": "other" if index == 31 else "rltop",
         "launcher": "ray",
         "since": NOW - (3600 if state == "HEALTHY" else 40),
         "cause": {

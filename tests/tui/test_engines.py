@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from rltop.protocol.messages import Accepted, LinesAnswer, Rejected
+from rltop.tui.fleet import engine_views
 from rltop.tui.screens.engines import EnginesScreen
 from rltop.tui.screens.plan import PlanDialog
 from tests.tui.dash import Dash, dash
+from tests.tui.engine_scenes import owned
 from tests.tui.fake import NOW
 
 PLAN = Accepted(
@@ -335,8 +337,9 @@ async def test_restart_stop_start_and_revert_are_for_the_selected_engines() -> N
 
 async def test_an_operation_is_followed_stage_by_stage_and_cancelled() -> None:
     async with desk("operation", (80, 24)) as board:
-        assert "engine 1: load 4.0s  60%" in board.text
-        assert "0.4s  engine 0: drain" in board.text
+        assert "engine 1: loading 4.0s  60%" in board.text
+        assert "0.4s  engine 0: draining" in board.text
+        assert "1.2s  engine 0: stopping" in board.text
         assert "5.0s  60%" in await board.tick(1.0)
         assert "c cancel" in board.footer
         await board.press("c")
@@ -413,9 +416,20 @@ async def test_an_unchanged_engine_is_the_same_view_and_a_changed_one_is_not() -
         after = board.app.model.frame().engines()
         assert [old is new for old, new in zip(before, after, strict=True)] == [True, True, True, False, True]
         board.client.put("fleet", board.client.mirror.state["fleet"] | {"required": {"version": "8"}})
-        assert all(view.old for view in board.app.model.frame().engines())
+        assert all(view.required == "8" for view in board.app.model.frame().engines())
         del board.client.mirror.state["engine/1"]
         assert [view.id for view in board.app.model.frame().engines()] == ["0", "2", "3", "4"]
+
+
+def test_only_engines_that_rltop_does_not_keep_are_old_while_they_serve() -> None:
+    # A push is seen by the next scrape only: without this, every row would flash at every weight sync.
+    state = {
+        "fleet": {"required": {"version": "8"}},
+        "engine/0": owned("0", 0, weight_version="7"),
+        "engine/1": owned("1", 1, weight_version="7", state="STALE"),
+        "engine/2": owned("2", 2, weight_version="7", owner="other"),
+    }
+    assert [view.old for view in engine_views(state)] == [False, True, True]
 
 
 async def test_help_and_palette_are_those_of_the_screen() -> None:

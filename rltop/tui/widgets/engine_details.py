@@ -37,7 +37,8 @@ def status_rows(
     if view.word == "BACKOFF" and view.backoff_until is not None and frame.server_now is not None:
         yield from _pair("started", f"again in {whole_age(view.backoff_until - frame.server_now)}", width, "warn")
     bad = "bad" if view.trouble == 0 else "warn" if view.trouble == 1 else "text"
-    yield from _pair("cause", frame.safe(view.cause), width, bad)
+    if view.word != "HEALTHY":
+        yield from _pair("cause", frame.safe(view.cause), width, bad)
     yield from _pair("error", frame.safe(view.error), width, "warn")
     yield from _pair("waits for", frame.safe(view.pending), width, "accent")
     if op is not None:
@@ -80,10 +81,16 @@ def op_rows(op: OpView, frame: Frame, width: int) -> Iterator[Row]:
     words += f": {op.reason}" if op.reason else ""
     yield from _pair("operation", frame.safe(words), width, style)
     stages = op.timed(frame.server_now)
-    for words, seconds in stages[-6:] if op.runs else stages[-3:]:
+    for words, seconds in stages[-8:] if op.runs else ():
         took = age(seconds) if seconds is not None else ""
-        yield from _pair("", f"{took:>6}  {frame.safe(words)}", width, "text" if op.runs else "dim")
+        yield from _pair("", f"{took:>6}  {frame.safe(_newest(words))}", width, "text")
     yield from _pair("", frame.safe(op.text), width, style)
+
+
+def _newest(stage: str) -> str:
+    """`engine 0: reclaiming` of `engine 0: drained 0.3 s, stopped 6.0 s, reclaiming`: the rest has lines of its own."""
+    who, colon, what = stage.partition(": ")
+    return f"{who}: {what.rsplit(', ', 1)[-1]}" if colon else stage
 
 
 def _weights(view: EngineView, frame: Frame, fleet: FleetView | None, width: int) -> Iterator[Row]:
