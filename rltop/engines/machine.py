@@ -128,13 +128,15 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
     updating: a weight update is going on. Nothing is stopped or started in one: the trainer would hang in it.
     """
     state, outdated = slot.state, slot.generation < goal.generation
+    # What a hung engine holds never ends: whoever waits for it is told sooner by the end of the connection.
+    drain = goal.drain and not (state is State.SUSPECT and slot.escalated)
     if updating and not (state is State.DRAINING and goal.run and not outdated and slot.failing is None):
         return None
     if not goal.run:
         if state is State.LOST:
             return GiveUp(goal.cause)
         ended = state in (State.STOPPED, State.LAUNCHING, State.DRAINING, State.STOPPING, State.RECLAIMING)
-        return None if ended else Stop(goal.cause, goal.drain)
+        return None if ended else Stop(goal.cause, drain)
     match state:
         case State.STOPPED:
             return Start(person=outdated, cause=goal.cause)
@@ -147,7 +149,7 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
         case State.DRAINING if not outdated and slot.failing is None:
             return Undrain("its stop was called off")
         case _ if outdated and (state in ANSWERING | STARTING or state is State.OFFLOADED):
-            return Stop(goal.cause, goal.drain)
+            return Stop(goal.cause, drain)
         case _:
             return None
 

@@ -308,6 +308,7 @@ class World:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        assert not [text for _, text in self.told if "fault in the supervision" in text]
 
     def _publish(self, engine_id: str, cell: dict[str, Any] | None) -> None:
         if cell is None:

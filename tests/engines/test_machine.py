@@ -181,6 +181,13 @@ def test_a_hang_alarms_once_and_kills_nothing() -> None:
     assert step(slot, Hang("no token in 70 s"), 2.0)[1] == ()
 
 
+def test_a_hung_engine_is_not_drained_when_a_person_restarts_it() -> None:
+    slot, _ = step(in_state(State.HEALTHY), Hang("no token"), 1.0)
+    goal = Goal(run=True, generation=2, cause="restart")
+    assert toward(slot, goal, 2.0, updating=False) == Stop("restart", drain=False)
+    assert toward(in_state(State.SUSPECT), goal, 2.0, updating=False) == Stop("restart", drain=True)
+
+
 def test_a_hang_is_restarted_where_the_policy_says_so() -> None:
     slot = lived(*TO_HEALTHY, policy=FleetPolicy(on_hang="restart"))
     slot, actions = step(slot, Hang("no token"), 1.0)
