@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 from pathlib import Path
@@ -329,3 +330,14 @@ async def test_a_failure_in_the_loop_ends_the_engine_with_its_cause(engine: Engi
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"
     assert "AttributeError" in engine.scheduler.fatal
     engine.scheduler.fatal = ""  # seen: the fixture asserts that there was none
+
+
+async def test_a_profile_of_some_batches_is_a_trace_in_the_directory(client: AsyncEngineClient, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+        await client.profile(steps=1)
+        await client.generate({"text": PROMPT, "sampling_params": GREEDY | {"max_new_tokens": 3}})
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert trace.name.endswith("-TP-0.trace.json.gz")
+    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert any(str(name).startswith("aten::") for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -15,9 +16,10 @@ from starlette.responses import PlainTextResponse, Response
 from rltop.engines.weights import deserialize
 from rltop.errors import RltopError
 from rltop.train.cpu_engine import MARKER
-from rltop.train.cpu_engine.answers import BadRequest, error_answer, json_answer, read_body
+from rltop.train.cpu_engine.answers import BadRequest, error_answer, error_object, json_answer, read_body
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.faults import INJECTED
+from rltop.train.cpu_engine.profile import Profile
 from rltop.train.cpu_engine.stats import LOGGER
 
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
@@ -177,6 +179,53 @@ async def weights_checker(engine: Engine, request: Request) -> Response:
 
     success, body = await engine.do(work)
     return json_answer(body, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
+
+
+async def start_profile(engine: Engine, request: Request) -> Response:
+    """Profile the next `num_steps` batches, or until `/stop_profile`."""
+    body = await read_body(request)
+    steps = body.get("num_steps")
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise BadRequest(f"num_steps: Input should be a positive integer, got {steps!r}")
+    directory = Path(str(body.get("output_dir") or os.environ.get("SGLANG_TORCH_PROFILER_DIR") or "/tmp"))
+
+    def start() -> str:
+        if engine.scheduler.profile is not None:
+            return "Profiling is already in progress. Call /stop_profile first."
+        try:
+            engine.scheduler.profile = Profile(directory, steps)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    if refused := await engine.do(start):
+        return error_answer(HTTPStatus.BAD_REQUEST, refused)
+    return PlainTextResponse("Start profiling.\n")
+
+
+async def stop_profile(engine: Engine, request: Request) -> Response:
+    """End a profile without a number of batches."""
+
+    def stop() -> bool:
+        profile, engine.scheduler.profile = engine.scheduler.profile, None
+        if profile is not None:
+            profile.stop()
+        return profile is not None
+
+    if not await engine.do(stop):
+        return error_answer(HTTPStatus.BAD_REQUEST, "Profiling is not in progress. Call /start_profile first.")
+    return PlainTextResponse("Stop profiling. This will take some time.\n")
+
+
+async def weights_by_name(engine: Engine, request: Request) -> Response:
+    """Refused, as by SGLang for Qwen3."""
+    return error_answer(HTTPStatus.BAD_REQUEST, "Get parameter by name failed")
+
+
+async def weight_version(engine: Engine, request: Request) -> Response:
+    """Gone, as in SGLang 0.5.14, which says where to look instead."""
+    message = "Endpoint '/get_weight_version' or '/weight_version' is deprecated. Please use '/model_info' instead."
+    return error_object(HTTPStatus.NOT_FOUND, message, "404")
 
 
 async def faults(engine: Engine, request: Request) -> Response:

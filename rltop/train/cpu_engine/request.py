@@ -74,6 +74,8 @@ class Endings:
 
     text: Text
     eos_token_ids: frozenset[int]
+    modern: bool = True
+    """Answers have the fields that SGLang added after 0.5.14."""
 
     def check(self, sample: Sample) -> dict[str, Any] | None:
         """The finish reason after the newest token, or None."""
@@ -149,7 +151,18 @@ def answer(sample: Sample, endings: Endings, version: str, *, now: float) -> dic
     meta["weight_version"] = spans[-1]["version"]
     if sample.finish is not None:
         meta["weight_versions"] = spans
+    if not endings.modern:
+        meta = {name: value for name, value in meta.items() if name not in _META_LATER}
     return {"text": endings.answer_text(sample), "output_ids": list(sample.output), "meta_info": meta}
+
+
+_META_LATER = frozenset(
+    {
+        *("storage_prefetch_wait", "storage_staging_wait", "forward_entry_time", "prefill_finished_time"),
+        *("first_token_latency", "weight_versions"),
+    }
+)
+"""Fields of `meta_info` that 0.5.14 does not have."""
 
 
 def _version_spans(sample: Sample, version: str) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from rltop.train.cpu_engine.injection import Injection, Phase, SchedulerDied
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.logprobs import note_prompt, note_token
 from rltop.train.cpu_engine.model import Qwen3, Slab, slab_length
+from rltop.train.cpu_engine.profile import Profile
 from rltop.train.cpu_engine.prompts import Prompts
 from rltop.train.cpu_engine.request import Endings, Sample, answer
 from rltop.train.cpu_engine.sampling import draw
@@ -80,6 +81,8 @@ class Scheduler:
         self.injection = injection or Injection()
         self.on_death: Callable[[SchedulerDied], None] | None = None
         """Told of what ended the loop; then nothing is answered any more, for the process ends, as SGLang's does."""
+        self.profile: Profile | None = None
+        """Runs over the batches until it stops by itself. Only this thread's."""
         self.token_zero = False
         """Every token is 0: weights came back without an update, an injected fault."""
         self._model, self._endings, self._limits = model, endings, limits
@@ -264,7 +267,9 @@ class Scheduler:
             self._outbox.clear()
 
     def _before_batch(self, phase: Phase, samples: Sequence[Sample]) -> None:
-        """Where an injected fault strikes."""
+        """Where a profile counts and an injected fault strikes."""
+        if self.profile is not None and self.profile.batch():
+            self.profile = None
         if self.injection.armed:
             self._count()  # what a watcher sees while the loop stands still
             self.injection.before_batch(phase, lambda: any(sample.params.top_k != 1 for sample in samples))

@@ -54,7 +54,6 @@ def _routes(args: EngineArgs) -> list[tuple[str, list[str], Handler]]:
     get, post, both = ["GET"], ["POST"], ["GET", "POST"]
     routes: list[tuple[str, list[str], Handler]] = [
         ("/generate", ["POST", "PUT"], generate),
-        ("/ready", get, ready),
         ("/health", get, health),
         ("/health_generate", get, health),
         ("/model_info", get, model_info),
@@ -69,14 +68,27 @@ def _routes(args: EngineArgs) -> list[tuple[str, list[str], Handler]]:
         ("/abort_request", post, control.abort_request),
         ("/release_memory_occupation", both, control.release_memory),
         ("/resume_memory_occupation", both, control.resume_memory),
-        ("/begin_weight_update", post, control.weight_update_session),
-        ("/end_weight_update", post, control.weight_update_session),
         ("/update_weights_from_disk", post, control.update_from_disk),
         ("/update_weights_from_tensor", post, control.update_from_tensor),
         ("/update_weight_version", post, control.update_version),
         ("/weights_checker", both, control.weights_checker),
+        ("/get_weights_by_name", both, control.weights_by_name),
+        ("/start_profile", both, control.start_profile),
+        ("/stop_profile", both, control.stop_profile),
         ("/rltop/faults", both, control.faults),
     ]
+    if args.modern:
+        routes += [
+            ("/ready", get, ready),
+            ("/begin_weight_update", post, control.weight_update_session),
+            ("/end_weight_update", post, control.weight_update_session),
+        ]
+    else:
+        routes += [
+            ("/get_load", get, load),
+            ("/get_weight_version", get, control.weight_version),
+            ("/weight_version", get, control.weight_version),
+        ]
     if args.enable_metrics:
         routes.append(("/metrics", get, metrics))
     return routes
@@ -183,7 +195,16 @@ async def model_info(engine: Engine, request: Request) -> Response:
     now = {"model_path": engine.model_path, "weight_version": engine.scheduler.live.version}
     if engine.args.served_model_name == str(engine.args.model_path):
         now["served_model_name"] = engine.model_path  # a name nobody chose follows the path
-    return json_answer(engine.model_info | now | {"rltop_engine": MARKER})
+    answer = engine.model_info | now
+    if not engine.args.modern:
+        answer = {name: value for name, value in answer.items() if name not in _MODEL_INFO_LATER}
+    return json_answer(answer | {"rltop_engine": MARKER})
+
+
+_MODEL_INFO_LATER = (
+    *("served_model_name", "load_format", "reasoning_parser", "tool_call_parser", "disaggregation_mode"),
+)
+"""Fields of `/model_info` that 0.5.14 does not have."""
 
 
 async def server_info(engine: Engine, request: Request) -> Response:
@@ -227,6 +248,14 @@ def _internal_state(engine: Engine) -> dict[str, Any]:
 def _version(engine: Engine) -> str:
     """SGLang's, marked as not SGLang's own."""
     return f"{engine.args.sglang_version}+rltop.{rltop.__version__}"
+
+
+async def load(engine: Engine, request: Request) -> Response:
+    """0.5.14's short form of the loads."""
+    stats = engine.scheduler.stats
+    counts = {"num_reqs": stats.running + stats.queued, "num_waiting_reqs": stats.queued}
+    counts |= {"num_tokens": stats.used_tokens, "num_pending_tokens": 0}
+    return json_answer([{"dp_rank": 0} | counts | {"ts_tic": time.perf_counter()}])
 
 
 async def loads(engine: Engine, request: Request) -> Response:

@@ -102,7 +102,7 @@ def build(args: EngineArgs, environ: Mapping[str, str] | None = None, tree: Tree
         effects=args.effects,
     )
     live = LiveWeights(config, tensors, args.weight_version)
-    endings = Endings(text, config.eos_token_ids | own_eos)
+    endings = Endings(text, config.eos_token_ids | own_eos, args.modern)
     scheduler = Scheduler(Qwen3(config, context_length), live, endings, limits, stats, injection=injection)
     reader = RequestReader(text, context_length=context_length, vocab_size=config.vocab_size, seed=args.random_seed)
     startup_s = time.perf_counter() - began
