@@ -118,7 +118,8 @@ def test_every_answer_has_the_recorded_fields_and_types(
 
 def test_every_answer_has_the_fields_and_types_of_0_5_14(model_path: Path) -> None:
     recorded = json.loads((DATA / "answers_0.5.14.json").read_text())
-    ours_real, unexplained = [], []
+    ours_real: list[tuple[str, int, int]] = []
+    unexplained: list[str] = []
     args = ("--sglang-version", "0.5.14", "--enable-memory-saver")
     with (
         running(model_path, *args) as engine,
@@ -139,9 +140,7 @@ def test_every_answer_has_the_fields_and_types_of_0_5_14(model_path: Path) -> No
             ]
             if "without update" in call["name"] and "gen" in call["name"]:
                 assert json.loads(response.text)["output_ids"] == call["content"]["output_ids"] == [0] * 8
-    assert {where: ours for where, (_, ours) in statuses.items()} == {
-        where: real for where, (real, _) in statuses.items()
-    }
+    assert [one for one in ours_real if one[1] != one[2]] == []
     assert unexplained == []
 
 

@@ -6,10 +6,12 @@ Only the scheduler's thread may use a `Profile`: torch's profiler belongs to the
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,8 +27,10 @@ class Profile:
         if not os.access(directory, os.W_OK):
             raise PermissionError(f"cannot write to {directory}")
         self._directory, self._left = directory, steps
-        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-        self._profiler.start()
+        # Not torch.profiler.profile: that one imports the whole compiler first, for seconds.
+        profiler: Any = torch.autograd.profiler.profile
+        self._profiler = profiler(use_cpu=True)
+        self._profiler.__enter__()
         LOGGER.info("Profiling starts. Traces will be saved to: %s", directory)
 
     def batch(self) -> bool:
@@ -42,6 +46,9 @@ class Profile:
     def stop(self) -> None:
         """Stop and write the trace."""
         LOGGER.info("Stop profiling...")
-        self._profiler.stop()
-        self._profiler.export_chrome_trace(str(self._directory / f"{time.time()}-TP-0.trace.json.gz"))
+        self._profiler.__exit__(None, None, None)
+        trace = self._directory / f"{time.time()}-TP-0.trace.json"
+        self._profiler.export_chrome_trace(str(trace))
+        trace.with_name(f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes()))
+        trace.unlink()
         LOGGER.info("Profiling done. Traces are saved to: %s", self._directory)
