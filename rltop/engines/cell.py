@@ -44,7 +44,7 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "arm": record.arm,
         "signals": watch.health.signals(house.clock(), house.clock() + offset),
         "toggles": {name: one.value for name, one in found.toggles.items()} if found else {},
-        "wanted": dict(found.wanted) if found else {},
+        "wanted": engine.wanted(),
         "ignored": found.ignored if found else [],
         "verified": {name: one.source for name, one in found.toggles.items()} if found else {},
         "args": list(record.running.args),

@@ -176,18 +176,25 @@ def read_environ(launched: Launched) -> dict[str, str] | None:
 
 
 async def sync(
-    client: AsyncEngineClient, required: Callable[[], Required], model_path: str, *, always_digest: bool
+    client: AsyncEngineClient,
+    required: Callable[[], Required],
+    model_path: str,
+    *,
+    emptied: bool,
+    always_digest: bool,
 ) -> tuple[Synced | Awaits, str, str]:
     """Bring it to the required weights where that is the fleet's to do; the event, and the version and digest it holds.
 
-    The engine's own word decides, asked after everything else was done.
+    The engine's own word decides, asked after everything else was done. emptied: its word counts only after a load.
     """
     wanted = required()
     try:
         async with asyncio.timeout(ANSWER_S):
             held = await client.weight_version()
-        if held != wanted.version:
-            told = await _bring(client, wanted, model_path, held)
+        if held != wanted.version or emptied:
+            told = await _bring(
+                client, wanted, model_path, "nothing: its memory was released" if emptied else repr(held)
+            )
             if told is not None:
                 return told, held, ""
             held = await client.weight_version()
@@ -206,10 +213,10 @@ async def sync(
     return Synced(held), held, digest
 
 
-async def _bring(client: AsyncEngineClient, wanted: Required, model_path: str, held: str) -> Awaits | None:
+async def _bring(client: AsyncEngineClient, wanted: Required, model_path: str, holds: str) -> Awaits | None:
     """Load what the fleet can load; None when that was done."""
     if wanted.source == "trainer":
-        return Awaits(f"awaits weight version {wanted.version!r} from the trainer; it holds {held!r}")
+        return Awaits(f"awaits weight version {wanted.version!r} from the trainer; it holds {holds}")
     path = wanted.path or model_path
     try:
         await client.update_weights_from_disk(path, wanted.version)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from rltop.engines import rolling
-from rltop.engines.ab import Arm, Comparison
+from rltop.engines.arms import Arms, arm_fields
 from rltop.engines.client import AsyncEngineClient
+from rltop.engines.house import House
 from rltop.engines.launcher import Launcher
-from rltop.engines.planning import VERSION, declared_config, make_plan
+from rltop.engines.planning import declared_config, make_plan
 from rltop.engines.requests import (
+    VERSION,
     Ab,
     AbEnd,
     Config,
@@ -38,10 +40,9 @@ from rltop.engines.requests import (
     Synced,
 )
 from rltop.engines.rolling import Next, Stage
-from rltop.engines.scrape import EngineStats
 from rltop.engines.slots import SlotStore, new_record
 from rltop.engines.states import LIVE, SERVING, FleetPolicy, State
-from rltop.engines.supervisor import Engine, House
+from rltop.engines.supervisor import Engine
 from rltop.errors import RltopError
 from rltop.evidence.known import shipped
 
@@ -105,7 +106,8 @@ class Fleet:
         self._tell = event
         self._store = SlotStore(run_dir)
         self._safe_point = safe_point
-        self._comparison: Comparison | None = None
+        self._engines: dict[str, Engine] = {}
+        self._arms = Arms(self._engines, clock, wall)
         self._house = House(
             run=run,
             run_dir=run_dir,
@@ -120,15 +122,15 @@ class Fleet:
             updating=updating,
             store=self._store,
             known=shipped(),
-            looked=self._looked,
-            left=self._left,
+            looked=self._arms.looked,
+            left=self._arms.left,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._operations: dict[asyncio.Task[Any], tuple[str, ...]] = {}
         self._running = False
         records, self._problems = self._store.read_all()
-        self._engines = {record.declared.id: Engine(record, self._house) for record in records}
-        self._compare()
+        self._engines.update({record.declared.id: Engine(record, self._house) for record in records})
+        self._arms.settle()
 
     # ---------------------------------------------------------------- the loop
 
@@ -209,11 +211,12 @@ class Fleet:
             return plan.why if isinstance(plan, Refused) else await self.carry_out(plan, stage)
         names = [name for name in before if name in self._engines]
         moved = [name for name in names if self._engines[name].record.goal.generation > before[name]]
-        for name in moved:
-            await rolling.answers(self._engines[name], stage)
+        engines = [self._engines[name] for name in moved]
+        with rolling.holding(engines, _name(request)):
+            await self._each(rolling.arrived(engine, stage) for engine in engines)
         rest = tuple(name for name in names if name not in moved)
         if not rest or isinstance(request, (Ab, AbEnd)):
-            self._compare()
+            self._arms.settle()
             return f"engines {', '.join(moved) or 'none'} were brought to their new generation"
         plan = self.plan(replace(request, targets=rest))
         return plan.why if isinstance(plan, Refused) else await self.carry_out(plan, stage)
@@ -254,8 +257,7 @@ class Fleet:
 
     def sampled(self, engine_id: str, rollout_id: int, gap: float, tokens: int) -> None:
         """Mean |rollout - train| log-prob of `tokens` tokens that this engine made (the A/B comparison)."""
-        if self._comparison is not None:
-            self._comparison.sampled(engine_id, rollout_id, gap, tokens)
+        self._arms.sampled(engine_id, rollout_id, gap, tokens)
 
     def released(self, engine_id: str) -> None:
         """The trainer released this engine's memory: probes pause."""
@@ -288,18 +290,7 @@ class Fleet:
 
     def ab(self) -> dict[str, Any] | None:
         """The running A/B comparison for the `fleet` cell."""
-        found = self._comparison
-        if found is None:
-            return None
-        offset = self._house.wall() - self._house.clock()
-        changes = next((dict(one.record.ab_changes) for one in self._engines.values() if one.record.arm == "B"), {})
-        return {
-            "changes": changes,
-            "since": round(found.since + offset, 1),
-            "arms": dict(found.arms),
-            "rows": [row.cell() for row in found.rows()],
-            "verdict": found.verdict(),
-        }
+        return self._arms.cell()
 
     # ---------------------------------------------------------------- doing
 
@@ -355,7 +346,7 @@ class Fleet:
     async def _restart(self, request: Request, plan: FleetPlan, chosen: list[Engine], stage: Stage) -> str:
         if not isinstance(request, (SetToggles, Restart, Revert, Ab, AbEnd)):
             raise TypeError(f"not a restart: {request}")
-        steps = [Next(engine=one, config=plan.configs[one.id], fields=self._arm(request, one)) for one in chosen]
+        steps = [Next(engine=one, config=plan.configs[one.id], fields=arm_fields(request, one)) for one in chosen]
         cause = _cause(_verb(request), request)
         try:
             if isinstance(request, (Ab, AbEnd)) or request.mode == "rolling":
@@ -364,43 +355,8 @@ class Fleet:
                 done = await rolling.at_once(steps, cause=cause, stage=stage)
         finally:
             if isinstance(request, (Ab, AbEnd)):
-                self._settle_arms(request)
+                self._arms.settle(request)
         return "; ".join(done)
-
-    def _arm(self, request: Request, engine: Engine) -> dict[str, Any]:
-        """What a restart writes down of the A/B comparison."""
-        match request:
-            case Ab():
-                return {"arm": "B", "ab_base": engine.record.config, "ab_changes": dict(request.changes)}
-            case AbEnd():
-                return {"arm": "", "ab_base": None, "ab_changes": {}}
-            case _:
-                return {}
-
-    def _settle_arms(self, request: Ab | AbEnd) -> None:
-        """Arm A is whoever was asked for and is not in arm B, as long as there is an arm B."""
-        with_b = any(engine.record.arm == "B" for engine in self._engines.values())
-        named = set(self._engines) if not getattr(request, "targets", ()) else set(getattr(request, "targets", ()))
-        named = set(self._engines) if "all" in named else named
-        for engine in self._engines.values():
-            arm = engine.record.arm
-            if arm == "A" and not with_b:
-                engine.note(arm="")
-            elif arm == "" and with_b and isinstance(request, Ab) and engine.id in named:
-                engine.note(arm="A")
-            engine.publish()
-        self._compare()
-
-    def _compare(self) -> None:
-        """Begin, go on with, or end the comparison that the slots' arms ask for."""
-        arms: dict[str, Arm] = {}
-        for engine in self._engines.values():
-            if engine.record.arm in ("A", "B"):
-                arms[engine.id] = "A" if engine.record.arm == "A" else "B"
-        if not {"A", "B"} <= set(arms.values()):
-            self._comparison = None
-        elif self._comparison is None or self._comparison.arms != arms:
-            self._comparison = Comparison(arms, self._house.clock())
 
     async def _synced(self, request: Synced) -> str:
         """The trainer pushed; the engine is asked."""
@@ -437,14 +393,6 @@ class Fleet:
         if self._safe_point is not None:
             return self._safe_point()
         return not any(one.watch.stats and one.watch.stats.running for one in self._engines.values())
-
-    def _looked(self, engine_id: str, stats: EngineStats, now: float) -> None:
-        if self._comparison is not None:
-            self._comparison.looked(engine_id, stats, now)
-
-    def _left(self, engine_id: str, crashed: bool) -> None:
-        if self._comparison is not None:
-            (self._comparison.crashed if crashed else self._comparison.left)(engine_id)
 
 
 def _verb(request: SetToggles | Restart | Revert | Ab | AbEnd) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltop.engines.requests import (
+    VERSION,
     Ab,
     AbEnd,
     Config,
@@ -36,8 +37,6 @@ from rltop.engines.supervisor import Engine
 from rltop.engines.toggle_table import CORE_DUMP_ENVIRONMENT, LAUNCH_BLOCKING
 from rltop.engines.toggles import Change, change
 
-VERSION = "0.5.23"
-"""Whose arguments are assumed until an engine has said its version."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _INHERITED = (LAUNCH_BLOCKING, *CORE_DUMP_ENVIRONMENT)
 """Toggles in the environment: an engine may have them from its daemon."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+VERSION = "0.5.23"
+"""Whose arguments are assumed until an engine has said its version."""
 Mode = Literal["rolling", "at-once"]
 When = Literal["now", "safe-point"]
 HttpAction = Literal["flush", "pause", "continue", "profile"]

@@ -20,11 +20,13 @@ from typing import Any
 from rltop.engines.planning import keep_serving
 from rltop.engines.requests import Config, When
 from rltop.engines.slots import SlotRecord
-from rltop.engines.states import ANSWERING, LIVE, SERVING, FleetPolicy, Goal, State
+from rltop.engines.states import ANSWERING, LIVE, SERVING, STARTING, FleetPolicy, Goal, State
 from rltop.engines.supervisor import Engine
 from rltop.errors import RltopError
 
 Stage = Callable[[str], None]
+SETTLE_S = 10.0
+"""An engine on its way into the rotation counts as serving for so long: after an adoption all are on their way."""
 POLL_S = 0.1
 """Between two looks at what no engine tells of: safe points, how many serve."""
 _DOING = {
@@ -127,8 +129,11 @@ async def at_once(steps: Sequence[Next], *, cause: str, stage: Stage) -> list[st
 
 
 def _may_leave(engine: Engine, engines: Mapping[str, Engine], kept: int, leaving: Collection[Engine] = ()) -> bool:
-    """Enough others serve, those on their way out left out. An engine that does not serve may always be restarted."""
-    if not engine.slot.serves():
+    """Enough others serve, those on their way out left out. An engine that does not serve, nor will in a moment, may
+    always be restarted."""
+    slot = engine.slot
+    coming = slot.state in STARTING | {State.STALE} and engine.house.clock() - slot.since < SETTLE_S
+    if not (slot.serves() or coming or not engine.adopted):
         return True
     return sum(one.slot.serves() and one is not engine and one not in leaving for one in engines.values()) >= kept
 
@@ -172,11 +177,19 @@ async def restart(step: Next, cause: str, stage: Stage) -> str:
     raise RltopError(f"engine {engine.id} did not come up as generation {number}", why=why, do=back, exit_code=1)
 
 
+async def arrived(engine: Engine, stage: Stage) -> str:
+    """Wait for the generation that its goal asks for, whoever asked. Raises `RltopError`."""
+    why = await _arrival(engine, engine.record.goal.generation, stage)
+    if why:
+        raise RltopError(f"engine {engine.id} did not come up", why=why, do=_log(engine), exit_code=1)
+    return f"engine {engine.id}: {times(engine.marks)}"
+
+
 async def _arrival(engine: Engine, number: int, stage: Stage) -> str:
     """Wait until the generation serves: ""; or until it has failed: why."""
     tell = _teller(engine, stage)
 
-    def arrived() -> str | None:
+    def outcome() -> str | None:
         slot = engine.slot
         tell()
         if slot.generation < number:
@@ -188,7 +201,7 @@ async def _arrival(engine: Engine, number: int, stage: Stage) -> str:
 
     try:
         async with asyncio.timeout(patience(engine.house.policy)):
-            found = str(await engine.until(arrived))
+            found = str(await engine.until(outcome))
     except TimeoutError:
         return f"it is still {engine.slot.state}: {engine.slot.cause}"
     return "" if found == "serves" else found

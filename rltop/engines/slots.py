@@ -56,6 +56,8 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int = 0
     process: Launched | None = None
     """Of `generation`; None: not started yet, or nothing is left of it."""
+    emptied: bool = False
+    """Its memory was released since it got weights: its label says nothing until they are pushed or loaded again."""
     version: str = ""
     """SGLang's, as the last engine here said it."""
     arm: Literal["", "A", "B"] = ""
@@ -99,7 +101,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def launched(self, generation: int) -> SlotRecord:
         """With the next generation about to be started."""
-        return self.changed(running=self.config, process=None, generation=generation)
+        return self.changed(running=self.config, process=None, generation=generation, emptied=False)
 
     def answered(self) -> SlotRecord:
         """With the newest generation known to be good."""

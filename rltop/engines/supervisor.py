@@ -14,32 +14,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
-from rltop.checks.known import KnownCrash
 from rltop.engines import chores
+from rltop.engines.adoption import adopt
 from rltop.engines.cell import engine_cell
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.crash import Stage
+from rltop.engines.house import House
 from rltop.engines.launcher import Launched, Launcher, LaunchSpec, LostNode, Remains
 from rltop.engines.machine import step, toward
-from rltop.engines.requests import Required
+from rltop.engines.requests import VERSION, Config, Required
 from rltop.engines.scrape import EngineStats
-from rltop.engines.slots import SlotRecord, SlotStore, remembered
+from rltop.engines.slots import SlotRecord, remembered
 from rltop.engines.states import (
     ANSWERING,
     LIVE,
     SERVING,
     Action,
-    Adopted,
     Event,
-    FleetPolicy,
     Goal,
     Held,
-    NodeLost,
     Ready,
     Reclaimed,
     Released,
@@ -48,11 +45,11 @@ from rltop.engines.states import (
     Spawned,
     SpawnFailed,
     State,
-    Stop,
     Synced,
     Tick,
 )
-from rltop.engines.watch import SKIP_ABOVE, Watch
+from rltop.engines.toggle_table import read_argv
+from rltop.engines.watch import Watch
 from rltop.errors import RltopError
 
 LOOK_S = 0.25
@@ -72,30 +69,6 @@ _LEVEL = {
     State.SUSPECT: "warn",
     State.BACKOFF: "warn",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class House:
-    """What the engines of one fleet share; see `Fleet` for the fields."""
-
-    run: str
-    run_dir: Path
-    launchers: Mapping[str, Launcher]
-    http: Callable[[str], AsyncEngineClient]
-    policy: FleetPolicy
-    clock: Callable[[], float]
-    wall: Callable[[], float]
-    publish: Callable[[str, dict[str, Any] | None], None]
-    tell: Callable[[str, str, str, str, str], None]
-    required: Callable[[], Required]
-    updating: Callable[[], bool]
-    store: SlotStore
-    known: tuple[KnownCrash, ...] = ()
-    """Public reports that a crash is compared with."""
-    looked: Callable[[str, EngineStats, float], None] = lambda engine_id, stats, now: None
-    """Told every scrape of an engine that serves (the A/B comparison)."""
-    left: Callable[[str, bool], None] = lambda engine_id, crashed: None
-    """Told when an engine leaves the rotation."""
 
 
 class Engine:
@@ -121,6 +94,8 @@ class Engine:
         self.marks: list[tuple[State, float]] = []
         """States and when they were entered, since an operation emptied the list."""
         self.adopted = False
+        self.released = record.state is State.OFFLOADED
+        """Found with its memory released: nobody may ask it for a token until the trainer has resumed it."""
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
         self._board = chores.Board(self._wake.set)
@@ -128,6 +103,7 @@ class Engine:
         self._shown: dict[str, Any] | None = None
         self._told: set[str] = set()
         self._pushed = ("", "")
+        self._read: tuple[Config, dict[str, str]] | None = None
 
     # ---------------------------------------------------------------- for operations
 
@@ -144,6 +120,16 @@ class Engine:
             return ""
         host = f"[{self.process.host}]" if ":" in self.process.host else self.process.host
         return f"http://{host}:{look.port}"
+
+    def wanted(self) -> dict[str, str]:
+        """What the running generation's arguments ask for, toggle by toggle."""
+        if (found := self.watch.verified) is not None:
+            return dict(found.wanted)
+        config = self.record.running
+        if self._read is None or self._read[0] is not config:
+            asked = read_argv(config.args, config.env, version=self.record.version or VERSION)
+            self._read = (config, asked)
+        return self._read[1]
 
     def aim(self, goal: Goal, **fields: Any) -> None:
         """Write down what the slot should come to, then begin. Raises `RltopError` when it cannot be written."""
@@ -179,8 +165,10 @@ class Engine:
             self.wake()
 
     def expect(self, version: str, digest: str) -> None:
-        """The trainer says that it pushed these weights: ask the engine now."""
+        """The trainer says that it pushed these weights: ask the engine now. Raises `RltopError`."""
         self._pushed = (version, digest)
+        if self.record.emptied:
+            self.note(emptied=False)
         self._not_before.pop("sync", None)
         self.wake()
 
@@ -195,10 +183,12 @@ class Engine:
         self.fire(RolloutDone())
 
     def memory(self, *, released: bool) -> None:
-        """The trainer took its memory, or gave it back."""
+        """The trainer took its memory, or gave it back. Its label outlives a release, its weights do not."""
         if released and self.slot.state in ANSWERING:
+            self.write(self.record.changed(emptied=True))
             self.fire(Released())
-        elif not released and self.slot.state is State.OFFLOADED:
+        self.released = released
+        if not released and self.slot.state is State.OFFLOADED:
             self.fire(Resumed())
 
     # ---------------------------------------------------------------- the loop
@@ -230,7 +220,7 @@ class Engine:
             self.waits = f"the launcher {self.record.launcher!r} is not there yet"
             return self.publish()
         if not self.adopted:
-            await self._adopt(launcher)
+            await adopt(self, launcher)
             if not self.adopted:
                 return self.publish()
         self._take_finished()
@@ -261,7 +251,7 @@ class Engine:
         record = record.noted(slot)
         if record.changed(cause=self.record.cause) == self.record:
             self.record = record  # a cause that counts seconds is not worth a write
-        elif not self._write(record) and Action.SPAWN in actions:
+        elif not self.write(record) and Action.SPAWN in actions:
             return self.fire(SpawnFailed("slot-file", "what it should be cannot be written down"))
         if slot.state is not before.state:
             self._entered(before.state, alarm=Action.ALARM in actions)
@@ -273,7 +263,8 @@ class Engine:
         self.moved()
         return None
 
-    def _write(self, record: SlotRecord) -> bool:
+    def write(self, record: SlotRecord) -> bool:
+        """Put it on disk; False, and told once, when that cannot be done."""
         self.record = record
         try:
             self.house.store.write(record)
@@ -294,7 +285,7 @@ class Engine:
         if slot.state is State.LAUNCHING:
             self.process, self.watch = None, Watch(self.record.declared.kind, self.house.known)
             self._told.clear()
-            self._pushed = ("", "")
+            self._pushed, self.released = ("", ""), False
         if slot.state not in LIVE and self.client is not None:
             self._board.always("close", self.client.close())
             self.client = None
@@ -306,7 +297,7 @@ class Engine:
         process, here = self.process, frozenset({self.slot.state})
         match action:
             case Action.SPAWN:
-                self.spec = self._spec(self.slot.generation)
+                self.spec = self.spec_of(self.slot.generation)
                 self._board.begin("spawn", here, launcher.start(self.spec))
             case Action.ABORT if self.client is not None:
                 self._board.begin("abort", here, self.client.abort())
@@ -318,47 +309,6 @@ class Engine:
                 self._board.always("evidence", self._evidence(launcher, process))
             case _:
                 pass  # DRAIN, RECLAIM: what their states do; ABANDON_SPAWN: the chore left its state; ALARM: told
-
-    # ---------------------------------------------------------------- adoption
-
-    async def _adopt(self, launcher: Launcher) -> None:
-        """What an earlier daemon started, by marker and birth; then the machine goes on from there."""
-        record = self.record
-        generation, state = record.generation, record.state
-        if generation == 0 or (state is State.STOPPED and record.process is None):
-            self.adopted = True
-            return
-        self.spec = self._spec(generation)
-        try:
-            process = await launcher.adopt(self.spec.directory, self.spec.marker)
-            look = await launcher.look(process) if process is not None else None
-        except LostNode as error:
-            if record.process is not None:
-                self.adopted, self.process = True, record.process
-                self._as_live(generation)
-                self.fire(NodeLost(record.process.node or error.where))
-            return
-        except (RltopError, TimeoutError) as error:
-            self.waits = f"cannot be looked for: {str(error).splitlines()[0]}"
-            await asyncio.sleep(LOOK_S)
-            return
-        self.adopted, self.waits = True, ""
-        if process is None or look is None:
-            return
-        self.process, self.watch.look = process, look
-        if record.process is None and state not in (State.LAUNCHING, *LIVE) and not look.alive:
-            return  # nothing is left of it
-        self.watch.skip_middle = look.log_size > SKIP_ABOVE
-        self._as_live(generation)
-        self._write(self.record.changed(process=process))
-        if state in (State.STOPPING, State.DRAINING, State.RECLAIMING) and not (look.alive and state is State.DRAINING):
-            # Its end was asked for: whatever its log says, it is no crash.
-            self.fire(Stop(record.cause, drain=False))
-
-    def _as_live(self, generation: int) -> None:
-        if self.slot.state is not State.STOPPED:  # a quarantine or backoff whose process turned out to live
-            self.fire(Stop("found again", drain=False))
-        self.fire(Adopted(generation))
 
     # ---------------------------------------------------------------- looking
 
@@ -391,9 +341,7 @@ class Engine:
                 work = chores.inspect(client, self.spec, self.process, self.watch.log_head, version)
                 self._board.begin("inspect", here, work)
             case State.STALE if client and not self.house.updating() and self._due("sync"):
-                digest = self.record.declared.kind == "cpu"
-                path = self.record.declared.model_path
-                self._board.begin("sync", here, chores.sync(client, self.required, path, always_digest=digest))
+                self._board.begin("sync", here, self._sync(client))
             case State.HEALTHY | State.SUSPECT if client:
                 self._probe(client)
             case State.DRAINING if self.slot.failing is None:
@@ -403,6 +351,17 @@ class Engine:
             case _:
                 pass
 
+    def _sync(self, client: AsyncEngineClient) -> Coroutine[Any, Any, Any]:
+        declared = self.record.declared
+        return chores.sync(
+            client,
+            self.required,
+            declared.model_path,
+            emptied=self.record.emptied,
+            # Asked of an engine that serves real traffic only where there is something to compare it with: 4.6 s.
+            always_digest=declared.kind == "cpu",
+        )
+
     def _probe(self, client: AsyncEngineClient) -> None:
         if self._due("probe"):
             self._not_before["probe"] = self.house.clock() + PROBE_S
@@ -410,9 +369,10 @@ class Engine:
 
     def _older(self) -> list[LaunchSpec]:
         newest = self.slot.generation
-        return [self._spec(number) for number in range(newest, max(0, newest - chores.OLDER), -1)]
+        return [self.spec_of(number) for number in range(newest, max(0, newest - chores.OLDER), -1)]
 
-    def _spec(self, generation: int) -> LaunchSpec:
+    def spec_of(self, generation: int) -> LaunchSpec:
+        """What the launcher was, or is, asked for."""
         return self.record.spec(self.house.run, self.house.run_dir, generation)
 
     def _due(self, name: str) -> bool:
@@ -431,7 +391,7 @@ class Engine:
         match name:
             case "spawn":
                 self.process = result
-                self._write(self.record.changed(process=result))
+                self.write(self.record.changed(process=result))
                 self.fire(Spawned())
             case "inspect":
                 self._inspected(result)
@@ -441,6 +401,8 @@ class Engine:
                 self._not_before["sync"] = now + (0.0 if isinstance(event, Synced) else LOOK_S)
                 if isinstance(event, Synced) and self.house.updating():
                     return
+                if isinstance(event, Synced) and self.record.emptied:
+                    self.record = self.record.changed(emptied=False)
                 self.fire(event)
             case "probe":
                 self._probed(result, now)
@@ -473,12 +435,15 @@ class Engine:
         self.watch.log.flags = found.info
         self.watch.health.speculative = found.wanted.get("speculative", "")
         if found.version != self.record.version:
-            self._write(self.record.changed(version=found.version))
+            self.write(self.record.changed(version=found.version))
         for name in found.ignored:
             seen = found.toggles[name]
             text = f"{name}={found.wanted[name]} had no effect: it runs with {seen.value} ({seen.source})"
             self._tell_once("warn", text)
+        released = self.released
         self.fire(Ready("ignored: " + ", ".join(found.ignored) if found.ignored else "it answers"))
+        if released:
+            self.fire(Released())
 
     def _probed(self, stats: EngineStats, now: float) -> None:
         updating, serving = self.house.updating(), self.slot.serves()
@@ -499,7 +464,7 @@ class Engine:
     async def _evidence(self, launcher: Launcher, process: Launched) -> None:
         crash = self.watch.crash or self.watch.log.crash(asked=False)
         folder = self.house.store.folder(self.id) / str(self.slot.generation)
-        spec = self.spec or self._spec(self.slot.generation)
+        spec = self.spec or self.spec_of(self.slot.generation)
         versions = {"sglang": self.record.version, "python": sys.version.split()[0]}
         await chores.keep_evidence(
             launcher, process, folder, crash=crash, look=self.watch.look, spec=spec, versions=versions

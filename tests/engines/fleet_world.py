@@ -83,6 +83,7 @@ class FakeProcess:
     mute: bool = False
     aborted: int = 0
     loads_asked: int = 0
+    loaded: list[str] = field(default_factory=list)
 
     @property
     def port(self) -> int:
@@ -250,6 +251,7 @@ class FakeLauncher:
                 return httpx.Response(400, json={"success": False, "message": "no such path"})
             case "/update_weights_from_disk":
                 process.version = str(body["weight_version"])
+                process.loaded.append(str(body["model_path"]))
                 return httpx.Response(200, json={"success": True, "message": ""})
             case "/weights_checker":
                 return httpx.Response(200, json={"ranks": [{"per_gpu_checksum": f"digest of {process.version}"}]})

@@ -519,6 +519,30 @@ def test_a_released_engine_is_not_asked_anything(world: World) -> None:
     run_fleet(main)
 
 
+def test_after_a_release_the_label_alone_does_not_count(world: World) -> None:
+    """The label outlives a release, the tensors do not: such an engine answers token 0 for ever."""
+
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            fleet.released("0")
+            fleet.resumed("0")
+            await world.until_state("0", "HEALTHY")
+            assert world.launcher.at("0").loaded == ["/m"], "the checkpoint was loaded again"
+            world.required = Required(version="default", source="trainer")
+            fleet.released("0")
+        async with world.fleet() as fleet:
+            await world.until_state("0", "OFFLOADED")
+            fleet.resumed("0")
+            await asyncio.sleep(50)
+            assert world.state("0") == "STALE"
+            assert "its memory was released" in world.cells["0"]["cause"]
+            await world.do(fleet, Synced(target="0", generation=1, version="default"))
+            assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
+
+
 def test_what_cannot_be_written_down_is_not_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with world.fleet() as fleet:
@@ -608,6 +632,26 @@ def test_an_operation_begun_by_an_earlier_daemon_is_finished(world: World) -> No
             await fleet.resume(request, {"0": 1, "1": 1}, world.stages.append)
             assert [world.cells[name]["generation"] for name in "01"] == [2, 2]
             assert {fleet.launch(name)[0] for name in "01"} == {("--disable-radix-cache",)}
+            assert {world.cells[name]["stage"] for name in "01"} == {""}
+
+    run_fleet(main)
+
+
+def test_after_an_adoption_the_next_engine_waits_until_the_others_serve_again(world: World) -> None:
+    async def main() -> None:
+        request = SetToggles(changes=OFF)
+        async with world.fleet() as fleet:
+            await world.start(fleet, 3)
+            work = asyncio.ensure_future(world.do(fleet, request))
+            await world.until_state("0", "STOPPING")
+        work.cancel()
+        async with world.fleet() as fleet:
+            work = asyncio.ensure_future(fleet.resume(request, {"0": 1, "1": 1, "2": 1}, world.stages.append))
+            await world.until(lambda: any(fleet.state(name) is State.HEALTHY for name in "012"))
+            while not work.done():
+                assert any(fleet.state(name) in (State.HEALTHY, State.SUSPECT) for name in "012")
+                await asyncio.sleep(0.02)
+            await work
 
     run_fleet(main)
 
