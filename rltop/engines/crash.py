@@ -402,11 +402,15 @@ def _child(event: LogEvent) -> str:
     return f"A process of the engine was {how}" if code in _SIGNALS else f"A process of the engine {how}"
 
 
+_NAME = re.compile(r"^[\w.]+(?:Error|Exception): ")
+
+
 def _told(event: LogEvent, kind: str) -> str:
     """The end of the sentence: the error's own words where the class does not say it all."""
     if event.kind in ("traceback", "oom", "ended") and kind not in ("released",):
-        own = word(event, "message") or word(event, "what") or event.text
-        return f": {brief(own, 160)}."
+        own = word(event, "message") or word(event, "what") or _NAME.sub("", event.text)
+        text = brief(own, 160).rstrip(". ")
+        return f": {text}" if text.endswith(("?", "!", "…")) else f": {text}."
     return ", and left no error." if kind == "child" else "."
 
 
@@ -437,12 +441,24 @@ def _phase(obs: Observations, event: LogEvent, stage: Stage) -> tuple[str, str]:
     if _released(obs, event):
         return "released", "serving"
     name = engine_phase(obs, event)
-    if name.startswith(("decode", "replay")):
-        return ("decode-graph" if _graph(obs, event, "decode") else "decode"), name
-    if name.startswith("prefill"):
-        return ("prefill-graph" if _graph(obs, event, "prefill") else "prefill"), name
-    short = {"capture": "capture", "load": "load", "first request after wake-up": "wake"}
-    return short.get(name, "serve"), name
+    if name == "first request after wake-up":
+        return "wake", name
+    # By the newest batch line the phase would be a guess, and another one at the next crash: the fingerprint must stay.
+    path = "\n".join(frames(event))
+    for pattern, short in _PATHS:
+        if pattern.search(path):
+            return ("decode-graph" if short == "decode" and _decodes_in_graphs(obs, event) else short), name
+    return "serve", name
+
+
+_PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"prefill_cuda_graph_runner|piecewise_cuda_graph_runner"), "prefill-graph"),
+    (re.compile(r"init_\w*cuda_graph|capture_one_batch|_graph_runner\.py:capture"), "capture"),
+    (re.compile(r"replay"), "decode-graph"),
+    (re.compile(r"process_batch_result_decode|forward_decode|execute_decode|verify"), "decode"),
+    (re.compile(r"process_batch_result_prefill|extend|prefill"), "prefill"),
+)
+"""Phase by the frames of a fault in an engine that serves."""
 
 
 def _released(obs: Observations, event: LogEvent) -> bool:
@@ -459,17 +475,15 @@ def _released(obs: Observations, event: LogEvent) -> bool:
     return state
 
 
-_CAPTURED = re.compile(r"Captur\w+ (?:target )?(?P<what>prefill|decode|verify|cuda)", re.I)
+_CAPTURED = re.compile(r"Captur\w+ (?:target )?(?:decode|verify|cuda)", re.I)
 
 
-def _graph(obs: Observations, event: LogEvent, kind: str) -> bool:
-    """Batches of this kind ran in a CUDA graph: by the newest such line, else because one was captured."""
-    batches = [other for other in of_kind(obs, kind) if other.order < event.order]
-    if batches and "cuda graph:" in batches[-1].text:
-        return "cuda graph: True" in batches[-1].text
-    names = (kind, "cuda") if kind == "prefill" else (kind, "verify", "cuda")
-    stages = [other.text for other in of_kind(obs, "engine_stage") if other.order < event.order]
-    return any(found and found["what"].lower() in names for found in map(_CAPTURED.search, stages))
+def _decodes_in_graphs(obs: Observations, event: LogEvent) -> bool:
+    """Because such a graph was captured, else by the newest decode line."""
+    if any(_CAPTURED.search(one.text) for one in of_kind(obs, "engine_stage") if one.order < event.order):
+        return True
+    batches = [one for one in of_kind(obs, "decode") if one.order < event.order]
+    return bool(batches) and "cuda graph: True" in batches[-1].text
 
 
 def _kernel(obs: Observations, event: LogEvent) -> str:

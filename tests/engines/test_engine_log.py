@@ -177,8 +177,12 @@ def test_memory_does_not_grow_with_the_log() -> None:
     [
         (UP + trace(IMA, *DECODING) + QUIT, "ima/decode-graph", "Illegal memory access on the GPU in decode with CUDA"),
         (UP + trace("RuntimeError: CUDA error (fa.h:200): an illegal memory access was encountered"), "ima/serve", ""),
-        (UP + DECODE + trace("RuntimeError: CUDA Error: an illegal memory access (CUDA Error: 700)"), "ima/", "CUDA"),
-        (UP + PREFILL + trace("RuntimeError: Triton Error [CUDA]: an illegal memory access was"), "ima/prefill", ""),
+        (
+            UP + DECODE + trace("RuntimeError: CUDA Error: an illegal memory access (CUDA Error: 700)"),
+            "ima/serve",
+            "Illegal memory access on the GPU while it served",
+        ),
+        (UP + PREFILL + trace("RuntimeError: Triton Error [CUDA]: an illegal memory access was"), "ima/serve", ""),
         (
             UP + trace("RuntimeError: FusedAddRMSNorm failed with error code an illegal memory access"),
             "ima/serve",
