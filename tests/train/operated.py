@@ -122,12 +122,12 @@ class Operated:
 
 
 @contextmanager
-def operated(root: Path, *flags: str, engines: int = 2) -> Iterator[Operated]:
+def operated(root: Path, *flags: str, engines: int = 2, env: dict[str, str] | None = None) -> Iterator[Operated]:
     """A run that trains, over `engines` engines of its daemon."""
     dumps = root / "dumps"
     argv = [sys.executable, "-m", "rltop", "train", *FLAGS, "--rollout-num-engines", str(engines), *flags]
     argv += ["--save-debug-rollout-data", f"{dumps}/{{rollout_id}}.pt"]
-    with real_daemon(root, trainer=argv, config={"engines": {}}) as run:
+    with real_daemon(root, trainer=argv, env=env, config={"engines": {}}) as run:
         follower = Operated(run, dumps)
         try:
             follower.goes_on(2)

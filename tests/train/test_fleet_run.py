@@ -57,7 +57,7 @@ def test_engines_and_daemon_are_killed_and_training_goes_on(tmp_path: Path) -> N
         run.until(lambda state: run.engines()["1"][:2] == ("HEALTHY", 2), "the killed engine does not come back")
         os.kill(run.run.pid, signal.SIGKILL)
         last = run.saved()[-1]
-        again = spawn.start_daemon(run.run.name)
+        again = spawn.start_daemon(run.run.name, config={"engines": {}})
         run.attach_again(again)
         run.goes_on()
         assert run.saved()[-1] > last
