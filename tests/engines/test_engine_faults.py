@@ -127,6 +127,19 @@ async def released_then_probed(ward: Ward) -> None:
     await ward.get("/health")
 
 
+async def released_and_resumed(ward: Ward) -> None:
+    await released(ward)
+    async with ward.client() as client:
+        await client.resume_memory()
+    ward.history.clear()
+    ward.fleet.resumed(ward.id)
+    await ward.until(lambda: ward.was(State.HEALTHY))
+    async with ward.client() as client:
+        await client.resume_generation()
+        (answer,) = await client.generate({**PROMPT, "sampling_params": {"max_new_tokens": 8, "temperature": 0.0}})
+    assert set(answer["output_ids"]) != {0}, "it serves with the weights that its resume left behind"
+
+
 async def stopped(ward: Ward) -> None:
     request = Stop(targets=(ward.id,), reason="test", who="test")
     # Until all engines have come up, or failed to, their start holds them.
@@ -259,6 +272,15 @@ LIVES = (
         "slow-start:seconds=3",
         state=State.HEALTHY,
         before=(State.LOADING, ""),
+        survives=True,
+    ),
+    Case(
+        "token-zero",
+        "token-zero",
+        args=MEMORY,
+        act=released_and_resumed,
+        state=State.HEALTHY,
+        before=(State.STALE, ""),
         survives=True,
     ),
     Case("drain-stuck", "drain-stuck", act=stopped, state=State.STOPPED, before=(State.STOPPING, "")),
