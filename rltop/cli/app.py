@@ -224,9 +224,12 @@ def keys(
 @app.command()
 def down(
     run: RunName = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until what does not end is killed.")] = 20.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds until what does not end is killed; default 20, or 65."),
+    ] = None,
 ) -> int:
-    """Stop a run: its trainer, then its daemon."""
+    """Stop a run: its trainer, its engines, then its daemon."""
     from rltop.cli.down import down as run_down
 
     return run_down(run, timeout_s=timeout)

@@ -72,7 +72,7 @@ def started(options: DemoOptions) -> Iterator[RunInfo]:
     try:
         with held():
             argv = [sys.executable, "-m", "rltop", "train", *args]
-            run = start_daemon(None, trainer=argv, config={"demo": args}, tether=tether)
+            run = start_daemon(None, trainer=argv, config={"demo": args, "engines": {}}, tether=tether)
         yield run
     finally:
         if run is not None and options.keep:

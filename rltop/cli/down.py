@@ -9,10 +9,11 @@ from rltop.errors import RltopError
 from rltop.runs import RunInfo, find_run, list_runs
 
 
-def down(name: str | None, *, timeout_s: float) -> int:
-    """Stop the trainer and the daemon of a run. A run that is not running is not an error: it is down.
+def down(name: str | None, *, timeout_s: float | None) -> int:
+    """Stop the trainer, the engines and the daemon of a run. A run that is not running is not an error: it is down.
 
-    A trainer that outlived its daemon is stopped too. When this returns, `rltop ps` no longer shows the run.
+    A trainer or engines that outlived their daemon are stopped too. When this returns, `rltop ps` no longer shows the
+    run. timeout_s: None: as `stop_daemon` has it.
     Raises RltopError: no such run; no name while several runs are alive; it does not end.
     """
     from rltop.daemon.spawn import stop_daemon
@@ -26,11 +27,21 @@ def down(name: str | None, *, timeout_s: float) -> int:
     if run.alive:
         stop_daemon(run, timeout_s=timeout_s)
         note(f"run {run.name} is down")
-    elif (stopped := _stop_orphan(run)) is not None:
-        note(f"run {run.name} had no daemon; its trainer (process {stopped}) is stopped")
-    else:
-        note(f"run {run.name} is not running")
+        return 0
+    trainer, engines = _stop_orphan(run), _end_engines(run)
+    ended = [f"its trainer (process {trainer}) is stopped"] if trainer is not None else []
+    ended += [f"engine {', '.join(engines)} of it is stopped"] if engines else []
+    note(f"run {run.name} had no daemon; {', '.join(ended)}" if ended else f"run {run.name} is not running")
     return 0
+
+
+def _end_engines(run: RunInfo) -> list[str]:
+    """End the engines that a dead daemon left running; returns their ids."""
+    from rltop.daemon.engines_left import end_engines, left_engines
+
+    if left := left_engines(run.path):
+        end_engines(run.path, note)
+    return left
 
 
 def _stop_orphan(run: RunInfo) -> int | None:

@@ -143,7 +143,9 @@ def toggle_words(engine: Mapping[str, Any]) -> str | None:
 
 def why_words(engine: Mapping[str, Any], now: float) -> str | None:
     """Why it is in its state, what it waits for, and how often it was restarted."""
-    words = [str(engine[key]) for key in ("cause", "stage", "pending", "error") if engine.get(key)]
+    # Of a healthy one the cause is how it became so, long ago.
+    told = ("stage", "pending", "error") if engine.get("state") == "HEALTHY" else ("cause", "stage", "pending", "error")
+    words = [str(engine[key]) for key in told if engine.get(key)]
     if engine.get("backoff_until"):
         words.append(f"again in {age(engine['backoff_until'] - now)}")
     if engine.get("restarts"):

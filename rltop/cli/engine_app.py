@@ -127,6 +127,7 @@ def restart(
 def stop(
     engine: Engines,
     run: Run = None,
+    when: When = "now",
     reason: Reason = "",
     dry_run: DryRun = False,
     no_wait: NoWait = False,
@@ -138,7 +139,7 @@ def stop(
     """Drain and stop engines; they stay stopped until `start`."""
     from rltop.cli.engine import Ask
 
-    ask = Ask("engine-stop", engine, {}, reason=reason, dry_run=dry_run, wait=not no_wait, name=name)
+    ask = Ask("engine-stop", engine, {"when": when}, reason=reason, dry_run=dry_run, wait=not no_wait, name=name)
     return _act(_place(run, remote_rltop, via), ask, as_json=as_json)
 
 
@@ -165,6 +166,9 @@ def start(
 def revert(
     engine: Engines,
     run: Run = None,
+    rolling: Rolling = True,
+    keep: Keep = None,
+    when: When = "now",
     reason: Reason = "",
     dry_run: DryRun = False,
     no_wait: NoWait = False,
@@ -176,7 +180,8 @@ def revert(
     """Back to the arguments and variables of the generation before."""
     from rltop.cli.engine import Ask
 
-    ask = Ask("engine-revert", engine, {}, reason=reason, dry_run=dry_run, wait=not no_wait, name=name)
+    how = _how(rolling, keep, when)
+    ask = Ask("engine-revert", engine, how, reason=reason, dry_run=dry_run, wait=not no_wait, name=name)
     return _act(_place(run, remote_rltop, via), ask, as_json=as_json)
 
 
@@ -188,6 +193,8 @@ def ab(
     engine: Engines = "all",
     end: Annotated[bool, typer.Option("--end", help="End it: all engines as they were.")] = False,
     run: Run = None,
+    keep: Keep = None,
+    when: When = "now",
     reason: Reason = "",
     dry_run: DryRun = False,
     no_wait: NoWait = False,
@@ -205,7 +212,9 @@ def ab(
     if not end and not changes:
         return show_ab(place, as_json=as_json)
     command = "engine-ab-end" if end else "engine-ab"
-    args = {} if end else {"changes": changes_of(changes or [])}
+    args: dict[str, object] = {"when": when, **({} if keep is None else {"keep": keep})}
+    if not end:
+        args["changes"] = changes_of(changes or [])
     ask = Ask(command, engine, args, reason=reason, dry_run=dry_run, wait=not no_wait, name=name)
     return _act(place, ask, as_json=as_json)
 

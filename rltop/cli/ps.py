@@ -39,7 +39,7 @@ def ps(*, as_json: bool, every: bool) -> int:
         note(f"{number(hidden)} dead: rltop ps --all")
     orphans = [row["run"] for row in rows if row["state"] == "orphaned"]
     if orphans:
-        note(f"no daemon, but a trainer that runs on: {', '.join(orphans)} (rltop down NAME stops it)")
+        note(f"no daemon, but a trainer or engines that run on: {', '.join(orphans)} (rltop down NAME stops them)")
     return 0
 
 

@@ -66,7 +66,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                     "file": str(path.absolute()),
                     "env": sorted(config.env),  # names only: values may be secrets
                     "checks": checks,
-                    **({} if config.engines is None else {"engines": config.engines}),
+                    **({} if config.engines is None and config.command else {"engines": config.engines or {}}),
                 },
             )
             keep(run)

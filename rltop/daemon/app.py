@@ -204,7 +204,7 @@ class Daemon:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
                 await self._trainer.stop(lambda text: None)
-                await self._engines.stop_all(lambda text: None)
+                await self._engines.end()
             await self._commands.finish()
             await self._hooks.finish()
             with contextlib.suppress(TimeoutError):  # the last events are shown too, if the disk takes them soon

@@ -109,7 +109,7 @@ class EngineCommands:
             return Rejected(found.code, found.why, found.do)
         before = {**(command.args.get("generations") or {}), **found.generations}
         return Plan(
-            steps=_steps(found),
+            steps=list(found.steps),
             work=self._work(found),
             engines=() if command.name in _ONE else tuple(found.targets),
             args={**command.args, "generations": before},
@@ -133,8 +133,6 @@ class EngineCommands:
 
     def _work(self, plan: FleetPlan) -> Callable[[Stage], Awaitable[str]]:
         async def work(stage: Stage) -> str:
-            if isinstance(plan.request, StartEngines):
-                await self._engines.ensure_launcher(plan.request)
             return await self._engines.fleet.carry_out(plan, stage)
 
         return work
@@ -187,7 +185,11 @@ class EngineCommands:
             ray = {**(ray if isinstance(ray, dict) else {})}
             if options is not None and options.ray_address:
                 ray["address"] = options.ray_address
-        return StartEngines(slots=slots_of(given), launcher=launcher, ray=ray if launcher == "ray" else None, who=who)
+        request = StartEngines(
+            slots=slots_of(given), launcher=launcher, ray=ray if launcher == "ray" else None, who=who
+        )
+        self._engines.ensure_launcher(request)
+        return request
 
     def _targets(self, target: str) -> tuple[str, ...]:
         """Engine ids of a target. Raises Wrong: none, unknown, others'."""
@@ -272,13 +274,6 @@ def slots_of(given: Sequence[Mapping[str, Any]]) -> tuple[EngineSlot, ...]:
 def _is_id(text: str) -> bool:
     plain = text.replace("-", "").replace("_", "")
     return 0 < len(text) <= 64 and plain.isascii() and plain.isalnum() and text != "all"
-
-
-def _steps(plan: FleetPlan) -> list[str]:
-    """The plan in lines for people: what is done in order, then per engine what changes, then what to know of it."""
-    said = {line.strip() for line in plan.steps}
-    changes = [f"engine {name}: {line}" for name, lines in plan.diff.items() for line in lines if line not in said]
-    return [*plan.steps, *changes, *(f"! {warning}" for warning in plan.warnings if warning not in said)]
 
 
 def _changes(args: Mapping[str, Any]) -> dict[str, str]:

@@ -14,10 +14,12 @@ engines that were left by a trainer that is gone are ended by the next daemon.
 from __future__ import annotations
 
 import asyncio
-import importlib
+import json
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,7 +36,11 @@ AGAIN_S = 1.0
 """After a fault of the control loop."""
 TOLD_S = 5.0
 """After the phase `update_weights` its `weights` record comes within this time; until then the update is going on."""
-_LIVE = frozenset({"running", "waiting", "lost"})
+CLUSTER = "cluster.json"
+"""In the run's folder of engines: the Ray cluster that they run on."""
+_RAY = ("address", "namespace", "token_file")
+STOP_S = 90.0
+"""For ending all engines of a trainer that is gone: term_s, kill_s and reclaim_s of the fleet's policy, and some."""
 _BUSY_PHASES = frozenset({"rollout", "eval", "update_weights", "offload", "onload"})
 """Phases in which engines are asked, or their weights or memory moved: no safe point."""
 
@@ -49,6 +55,7 @@ class Fleet(Protocol):
     async def stop_all(self, stage: Stage) -> str: ...
     def trainer_saw(self, engine_id: str, generation: int, ok: bool, text: str) -> None: ...
     def rollout_done(self) -> None: ...
+    def sampled(self, engine_id: str, rollout_id: int, gap: float, tokens: int) -> None: ...
     def released(self, engine_id: str) -> None: ...
     def resumed(self, engine_id: str) -> None: ...
     def ids(self) -> list[str]: ...
@@ -115,9 +122,13 @@ class Engines:
         self._make = make
         self._sleep = sleep
         self._launchers: dict[str, Launcher] = {}
+        self._ray: Mapping[str, str] | None = None
         self._fleet: Fleet | None = None
         self._made = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[str] | None = None
+        self._stages: list[Stage] = []
+        """Who is told how the stopping goes."""
         self._offers = Offers()
         self._phases: tuple[str, ...] = ()
         self._updated = 0.0
@@ -136,6 +147,8 @@ class Engines:
                 "the engines of this run are not rltop's", why="it was started without a fleet", exit_code=1
             )
         if self._fleet is None:
+            if (ray := _cluster(self.run_dir / "engines" / CLUSTER)) is not None:
+                self._know_ray(ray)
             self._fleet = self._make(self, self._launchers)
             self._made.set()
         return self._fleet
@@ -157,20 +170,25 @@ class Engines:
         """End the engines of a trainer that ended while no daemon was there."""
         if self._fleet is not None and self._fleet.ids():
             self._core.event("engine", "warn", "the trainer of these engines is gone: they are stopped", "daemon")
-            await self._say(self.stop_all)
+            await self._say_stopped()
 
     def trainer_ended(self, why: str) -> None:
         """The run's trainer ended, however: its engines end too, unless the daemon has more to tell us first."""
         if self._fleet is not None and self._fleet.ids():
             self._core.event("engine", "info", f"the trainer ended ({why}): its engines are stopped", "daemon")
-            self._ending = asyncio.get_running_loop().create_task(self._say(self.stop_all))
+            self._ending = asyncio.get_running_loop().create_task(self._say_stopped())
 
-    async def _say(self, work: Callable[[Stage], Awaitable[str]]) -> None:
-        """Do it; its stages and its end are events."""
+    async def end(self) -> None:
+        """The run ends."""
+        if self._fleet is not None and self._fleet.ids():
+            await self._say_stopped()
+
+    async def _say_stopped(self) -> None:
+        """End them; its stages and its end are events."""
         try:
-            text = await work(lambda stage: self.event("debug", stage, "", "", ""))
+            text = await self.stop_all(lambda stage: self.event("debug", stage, "", "", ""))
         except RltopError as error:
-            self.event("error", f"engines could not be stopped: {error}", "", "", "")
+            self.event("error", str(error), "", "", "")
         else:
             self.event("info", text, "", "", "")
 
@@ -191,23 +209,62 @@ class Engines:
         return () if self.options is None else self.options.slots
 
     async def stop_all(self, stage: Stage) -> str:
-        """End every engine: the run's trainer is gone, or the run ends."""
+        """End every engine: the run's trainer is gone, or the run ends. Whoever comes second waits for the first.
+
+        Raises RltopError: not done within `STOP_S`, or what the fleet says.
+        """
         if self._fleet is None or not self._fleet.ids():
             return "there were no engines"
-        return await self._fleet.stop_all(stage)
+        self._stages.append(stage)
+        try:
+            if self._stopping is None or self._stopping.done():
+                self._stopping = asyncio.get_running_loop().create_task(self._stop_all(self._fleet))
+            return await asyncio.shield(self._stopping)
+        finally:
+            self._stages.remove(stage)
+
+    async def _stop_all(self, fleet: Fleet) -> str:
+        def stage(text: str) -> None:
+            for told in self._stages:
+                told(text)
+
+        try:
+            async with asyncio.timeout(STOP_S):
+                return await fleet.stop_all(stage)
+        except TimeoutError:
+            why = f"not done within {STOP_S:.0f} s"
+            raise RltopError("the engines could not be stopped", why=why, exit_code=1) from None
 
     async def close(self) -> None:
         """The daemon ends; the engines, if any are left, go on."""
-        if self._ending is not None:
-            self._ending.cancel()
-            await asyncio.gather(self._ending, return_exceptions=True)
+        tasks = [task for task in (self._ending, self._stopping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for launcher in self._launchers.values():
             await launcher.close()
 
-    async def ensure_launcher(self, request: StartEngines) -> None:
-        """Have the launcher that the request names. Raises RltopError when its cluster can not be reached."""
-        if request.launcher == "ray" and "ray" not in self._launchers:
-            self._launchers["ray"] = await asyncio.to_thread(_ray_launcher, dict(request.ray or {}))
+    def ensure_launcher(self, request: StartEngines) -> None:
+        """Have the launcher that the request names, and remember its cluster for the next daemon. Nobody is asked yet.
+
+        Raises RltopError when that can not be written.
+        """
+        if request.launcher != "ray":
+            return
+        ray = {key: str(value) for key, value in (request.ray or {}).items() if key in _RAY}
+        file = self.run_dir / "engines" / CLUSTER
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with open(file, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as written:
+                json.dump(ray, written)
+        except OSError as error:
+            raise RltopError("can not write where the engines' cluster is", where=str(file), why=str(error)) from error
+        self._know_ray(ray)
+
+    def _know_ray(self, ray: Mapping[str, str]) -> None:
+        if ray != self._ray:
+            self._ray = dict(ray)
+            self._launchers["ray"] = _ray_launcher(ray)
 
     # ---------------------------------------------------------------- what the fleet asks
 
@@ -256,7 +313,7 @@ class Engines:
             self._fleet.trainer_saw(engine_id, generation, not trouble, trouble)
 
     def see_state(self, engine_id: str, state: str) -> None:
-        """The trainer says that it released (OFFLOADED) or resumed an engine's memory."""
+        """The trainer says that it released (OFFLOADED) or resumed an engine's memory; it may be said twice."""
         if self._fleet is None or not self._fleet.owns(engine_id):
             return
         now = (self._core.table.get(f"engine/{engine_id}") or {}).get("state")
@@ -264,6 +321,14 @@ class Engines:
             self._fleet.released(engine_id)
         elif state != "OFFLOADED" and now == "OFFLOADED":
             self._fleet.resumed(engine_id)
+
+    def see_samples(self, rollout_id: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Samples with both log-probs: how far rollout and training are apart, per engine (for a comparison)."""
+        if self._fleet is None:
+            return
+        for engine_id, (gap, tokens) in gaps(samples).items():
+            if self._fleet.owns(engine_id):
+                self._fleet.sampled(engine_id, rollout_id, gap, tokens)
 
     # ---------------------------------------------------------------- what viewers see
 
@@ -275,7 +340,9 @@ class Engines:
             self._core.set(f"toggles/{engine_id}", None)
         else:
             before = self._core.table.get(key) or {}
-            self._core.set(key, {**carried(before, cell), **trim(cell), "id": engine_id, "owner": "rltop"})
+            seen = {"seen": self._core.now()} if cell.get("running") is not None else {}
+            told = {**trim(cell), **seen, "error": cell.get("error") or None}
+            self._core.set(key, {**carried(before, cell), **told, "id": engine_id, "owner": "rltop"})
             args = (self._core.table.get("run") or {}).get("args") or {}
             self._core.set(f"toggles/{engine_id}", toggle_cells(cell, self._offered(engine_id), trainer_sides(args)))
         self.refresh()
@@ -303,6 +370,23 @@ class Engines:
             return {}
 
 
+def gaps(samples: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
+    """Engine -> mean of |rollout - train| over the log-probs of its tokens, and how many. NaN and Inf are left out."""
+    sums: dict[str, tuple[float, int]] = {}
+    for sample in samples:
+        ours, theirs = sample.get("rollout_log_probs"), sample.get("log_probs")
+        if not isinstance(ours, list) or not isinstance(theirs, list) or sample.get("engine") is None:
+            continue
+        apart = [abs(a - b) for a, b in zip(ours, theirs, strict=False) if _finite(a) and _finite(b)]
+        total, count = sums.get(str(sample["engine"]), (0.0, 0))
+        sums[str(sample["engine"])] = (total + sum(apart), count + len(apart))
+    return {engine: (total / count, count) for engine, (total, count) in sums.items() if count}
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
 def newest_published(run_dir: Path) -> Path | None:
     """The newest `weight_vNNNNNN` directory that the run's trainer published under the run directory."""
     found = [
@@ -322,19 +406,35 @@ def _comparable_digest(weights: Mapping[str, Any]) -> str:
     return digest if digest and any(said.get("digest") == digest for said in replies) else ""
 
 
-def _ray_launcher(ray: Mapping[str, Any]) -> Launcher:
-    launcher: Launcher = importlib.import_module("rltop.engines.ray_launcher").RayLauncher.connect(ray)
-    return launcher
+def _ray_launcher(ray: Mapping[str, str]) -> Launcher:
+    from rltop.engines.ray_launcher import NAMESPACE, RayLauncher
+
+    given = {key: value for key, value in ray.items() if value}
+    return RayLauncher(
+        address=given.get("address", "auto"),
+        namespace=given.get("namespace", NAMESPACE),
+        token_file=given.get("token_file", ""),
+    )
+
+
+def _cluster(file: Path) -> dict[str, str] | None:
+    """Where the cluster of an earlier daemon's engines is; None: nowhere, or it can not be read."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return {key: str(value) for key, value in found.items() if key in _RAY} if isinstance(found, dict) else None
 
 
 def make_fleet(engines: Engines, launchers: MutableMapping[str, Launcher]) -> Fleet:
     """The real fleet, with the local launcher."""
     from rltop.engines.client import AsyncEngineClient
     from rltop.engines.fleet import Fleet as RealFleet
+    from rltop.engines.local import LocalLauncher
     from rltop.engines.states import FleetPolicy
 
     assert engines.options is not None, "a fleet is only made for a run that has options for one"
-    launchers["local"] = importlib.import_module("rltop.engines.local").LocalLauncher()
+    launchers["local"] = LocalLauncher()
     try:
         policy = FleetPolicy(**engines.options.keep)
     except (TypeError, ValueError) as error:

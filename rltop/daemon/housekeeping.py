@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rltop.daemon.engines_left import left_engines
 from rltop.daemon.trainer_job import adopt_trainer, read_record
 from rltop.errors import RltopError
 from rltop.runs import RunInfo, list_runs
@@ -30,9 +31,10 @@ class Pruned:
 
 
 def is_orphaned(run: RunInfo) -> bool:
-    """Whether the run's trainer outlived its daemon."""
+    """Whether the run's trainer, or an engine, outlived its daemon."""
     record = read_record(run.path)
-    return record is not None and adopt_trainer(record, run.path) is not None
+    trainer = record is not None and adopt_trainer(record, run.path) is not None
+    return trainer or bool(left_engines(run.path))
 
 
 def prune(settings: Settings, runs: Sequence[RunInfo], *, dry_run: bool, spare: Path | None = None) -> Pruned:

@@ -118,6 +118,10 @@ class EngineOwner(Protocol):
         """The trainer's word on its state."""
         ...
 
+    def see_samples(self, rollout_id: int, samples: list[dict[str, Any]]) -> None:
+        """Samples of a rollout, as its record has them."""
+        ...
+
     def see_phase(self) -> None:
         """The cell `phase` has changed."""
         ...
@@ -138,6 +142,9 @@ class NoEngines:
         """Nobody listens."""
 
     def see_state(self, engine_id: str, state: str) -> None:
+        """Nobody listens."""
+
+    def see_samples(self, rollout_id: int, samples: list[dict[str, Any]]) -> None:
         """Nobody listens."""
 
     def see_phase(self) -> None:
@@ -227,6 +234,7 @@ class Ingest:
                 few = [trim(sample) for sample in payload.samples[:MAX_SAMPLES]]
                 total = max(payload.total, len(payload.samples))
                 self._core.set("samples", {"rollout_id": payload.rollout_id, "total": total, "samples": few})
+                self._engines.see_samples(payload.rollout_id, payload.samples)
             case WeightsPayload():
                 self._keep(source, record)
                 self._weights(source, payload)

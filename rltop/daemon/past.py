@@ -21,6 +21,7 @@ import msgspec
 
 from rltop.checks.verdict import Evidence, Verdict
 from rltop.daemon import schema
+from rltop.daemon.engines_left import left_engines
 from rltop.daemon.trainer_job import adopt_trainer, how_it_ended, read_record
 from rltop.errors import RltopError
 from rltop.runs.leftovers import owned_dir
@@ -149,7 +150,7 @@ class End:
     """How a run ended, as far as its journal and the processes of this machine tell."""
 
     state: str
-    """done, failed, interrupted or lost; `orphaned`: the daemon is gone, its trainer still runs."""
+    """done, failed, interrupted or lost; `orphaned`: the daemon is gone, its trainer or engines still run."""
     text: str
     ended: float | None
     """Wall clock; None when it has not ended."""
@@ -170,9 +171,13 @@ def end_of(connection: sqlite3.Connection, run_dir: Path) -> End:
         "SELECT text FROM events WHERE kind = 'run' AND source = 'daemon' ORDER BY eseq DESC LIMIT 1"
     ).fetchone()
     said = row[0] if row is not None and row[0].endswith("and stops") else ""
-    return end_from(
+    end = end_from(
         state.get("run") or {}, state.get("trainer") or {}, run_dir, last=last.fetchone()[0], daemon_said=said
     )
+    if end.state != "orphaned" and (left := left_engines(run_dir)):
+        text = f"its daemon is gone, engine {', '.join(left)} still runs; the run was {end.state}"
+        return End("orphaned", f"{text}: {end.text}" if end.text else text, None)
+    return end
 
 
 def end_from(

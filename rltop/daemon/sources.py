@@ -2,7 +2,7 @@
 
 A failed scrape leaves a gap: the numbers become unknown and the error is shown, never an old or made-up value.
 Engines that are stopped, crashed or released (OFFLOADED: an answer would need memory that is lent to the trainer) are
-left alone.
+left alone, and so are those that the daemon owns: its fleet asks them itself (`rltop.engines.watch`).
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class EngineScraper:
         targets = {}
         for key in self._core.table.keys("engine/"):
             engine = self._core.table.get(key)
+            if engine.get("owner") == "rltop":
+                continue
             if engine.get("url") and engine.get("state") not in _QUIET:
                 targets[key] = engine["url"]
             elif engine.get("error") is not None or any(engine.get(name) is not None for name in _FIELDS):

@@ -18,6 +18,7 @@ import psutil
 import zmq
 
 from rltop import runs
+from rltop.daemon.engines_left import MARGIN_S, has_engines
 from rltop.daemon.supervisor import size_of
 from rltop.daemon.tether import Tether
 from rltop.daemon.trainer_job import RECORD, Exit, how_it_ended, read_record
@@ -27,6 +28,7 @@ from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Hello
 from rltop.runs import RunInfo
 
 START_S = 30.0
+STOP_S = 20.0
 LOCK_PATIENCE_S = 0.3
 """A daemon that is just ending gets so long to let its lock go."""
 POLL_S = 0.02
@@ -180,12 +182,15 @@ def early_end(run: RunInfo, *, within_s: float, log_from: int = 0) -> Exit | Non
         time.sleep(POLL_S)
 
 
-def stop_daemon(run: RunInfo, *, timeout_s: float = 20) -> None:
-    """Stop the daemon of a run, and with it the trainer that it started; returns when its process is gone and its lock
-    is free, so that nobody sees the run alive after that.
+def stop_daemon(run: RunInfo, *, timeout_s: float | None = None) -> None:
+    """Stop the daemon of a run, and with it the trainer and engines that it started; returns when its process is gone
+    and its lock is free, so that nobody sees the run alive after that.
 
-    A daemon that does not react within `timeout_s` is killed, and an RltopError says what may be left.
+    A daemon that does not react within `timeout_s` (default 20, and 45 more where it has engines) is killed, and an
+    RltopError says what may be left.
     """
+    if timeout_s is None:
+        timeout_s = STOP_S + (MARGIN_S if has_engines(run.path) else 0.0)
     deadline = time.monotonic() + timeout_s
     while (pid := runs.lock_holder(run.path)) == 0 and time.monotonic() < deadline:
         time.sleep(POLL_S)  # it is just starting and has not said its pid
@@ -206,7 +211,7 @@ def stop_daemon(run: RunInfo, *, timeout_s: float = 20) -> None:
         f"the daemon of run {run.name!r} did not stop within {timeout_s:g} s and was killed",
         where=str(run.path),
         why=f"process {pid} did not react to SIGTERM",
-        do=f"its trainer may be alive: rltop down {run.name} stops it",
+        do=f"its trainer and engines may be alive: rltop down {run.name} stops them",
         exit_code=1,
     )
 

@@ -1,7 +1,7 @@
 """The quota over all runs of a user: which dead runs go, the oldest first, and how one is removed.
 
-A living run never goes, nor one whose trainer outlived its daemon. A run is removed under its own lock, so no daemon
-can take it up meanwhile: it is first renamed out of sight, then deleted.
+A living run never goes, nor one whose trainer or engines outlived its daemon. A run is removed under its own lock, so
+no daemon can take it up meanwhile: it is first renamed out of sight, then deleted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Doomed:
 
 
 def weigh(run: RunInfo, *, orphaned: bool) -> Weighed:
-    """Measure a run. orphaned: its daemon is gone, its trainer still runs."""
+    """Measure a run. orphaned: its daemon is gone, its trainer or engines still run."""
     touched = run.started
     for name in ("journal.sqlite", "journal.sqlite-wal", "run.json", "trainer.log"):
         with contextlib.suppress(OSError):

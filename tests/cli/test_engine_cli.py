@@ -84,7 +84,7 @@ def test_set_follows_the_operation_with_its_stages(run: RunInfo, capsys: Capture
     assert re.fullmatch(r"done in \d+\.\d s: engine 0 done\n", out)
     told = [line.split()[-1] for line in err.splitlines() if re.match(r" +\d+\.\d s ", line)]
     assert told == ["DRAINING", "LAUNCHING", "STALE", "HEALTHY"]
-    assert "engine 0: + --cuda_graph off" in err
+    assert "engine 0:\n  + --cuda_graph off\n" in err
     found = json_of(capsys, "engine", "set", "cuda_graph=on", "--engine", "0,1", "--reason", "back", "--as", "ana")
     assert (found["state"], found["targets"], found["reason"]) == ("done", ["0", "1"], "back")
     assert found["who"].startswith("ana (unverified")
@@ -99,7 +99,8 @@ def test_set_follows_the_operation_with_its_stages(run: RunInfo, capsys: Capture
 def test_a_dry_run_prints_the_plan_and_does_nothing(run: RunInfo, capsys: Capture) -> None:
     before = generation(capsys, "1")
     assert main(["engine", "set", "launch-blocking=on", "--engine", "1", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["SetToggles of engine 1", "engine 1: + --launch_blocking on"]
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["engine 1:", "  + --launch_blocking on", "SetToggles of engine 1"]
     found = json_of(capsys, "engine", "restart", "--engine", "1", "--dry-run")
     assert found == {"schema": 1, "run": "e-1", "op": "", "dry_run": True, "plan": ["Restart of engine 1"]}
     assert generation(capsys, "1") == before

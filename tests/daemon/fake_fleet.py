@@ -74,6 +74,9 @@ class FakeFleet:
     def trainer_saw(self, engine_id: str, generation: int, ok: bool, text: str) -> None:
         self.saw.append((engine_id, generation, ok, text))
 
+    def sampled(self, engine_id: str, rollout_id: int, gap: float, tokens: int) -> None:
+        self.told.append(f"engine {engine_id}, rollout {rollout_id}: {gap:.3f} over {tokens}")
+
     def rollout_done(self) -> None:
         self.told.append("rollout done")
 
@@ -106,6 +109,10 @@ class FakeFleet:
                     return Refused(code="stale-generation", why="another generation is there")
             case _:
                 pass
+        steps = [
+            *(line for name in diff for line in (f"engine {name}:", *(f"  {text}" for text in diff[name]))),
+            *steps,
+        ]
         return FleetPlan(request=request, steps=steps, diff=diff, targets=targets, generations=generations)
 
     async def carry_out(self, plan: FleetPlan, stage: Stage) -> str:

@@ -270,9 +270,9 @@ async def test_a_dry_run_is_the_diff_of_every_engine(desk: Desk) -> None:
     assert answer == Accepted(
         "",
         [
+            *("engine 0:", "  + --cuda_graph off"),
+            *("engine 1:", "  + --cuda_graph off"),
             "SetToggles of engine 0, 1",
-            "engine 0: + --cuda_graph off",
-            "engine 1: + --cuda_graph off",
         ],
     )
     assert desk.core.table.get("engine/0")["generation"] == 1
@@ -499,6 +499,35 @@ async def test_updating_lasts_until_the_trainer_has_told_the_version(desk: Desk)
     phase("update_weights", "leave")
     desk.core.time += 6
     assert not desk.engines.updating(), "a trainer that never tells does not hold them for ever"
+
+
+async def test_samples_feed_a_comparison_by_the_engine_that_made_them(desk: Desk) -> None:
+    desk.have("0", "1")
+    made = [
+        {"index": 0, "response": "", "engine": "0", "rollout_log_probs": [-1.0, -2.0], "log_probs": [-1.5, -2.0]},
+        {"index": 1, "response": "", "engine": "0", "rollout_log_probs": [-1.0], "log_probs": [-1.1]},
+        {"index": 2, "response": "", "engine": "1", "rollout_log_probs": [-1.0], "log_probs": [float("nan")]},
+        {"index": 3, "response": "", "engine": "x", "rollout_log_probs": [-1.0], "log_probs": [-1.0]},
+        {"index": 4, "response": "", "engine": "1"},
+    ]
+    desk.record("samples", rollout_id=3, samples=made)
+    assert desk.fleet.told == ["engine 0, rollout 3: 0.200 over 3"]
+
+
+async def test_the_cluster_of_the_engines_is_known_to_the_next_daemon(desk: Desk, tmp_path: Path) -> None:
+    ray = {"address": "10.0.0.1:6379", "namespace": "rltop", "token_file": "/t", "other": "x"}
+    await desk.done("engines-start", args={"slots": SLOTS, "launcher": "ray", "ray": ray})
+    assert desk.fleet.requests[0] == StartEngines(
+        slots=desk.fleet.requests[0].slots,  # type: ignore[union-attr]
+        launcher="ray",
+        ray=ray,
+        who="ana",
+    )
+    file = tmp_path / "engines" / "cluster.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    later = Desk(tmp_path)
+    later.have()
+    assert list(later.engines._launchers) == ["ray"]
 
 
 async def test_the_end_of_the_trainer_ends_its_engines(desk: Desk) -> None:
