@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rltop.tui.desk import Desk
     from rltop.tui.screens.engines import EnginesScreen
     from rltop.tui.screens.source import SourceDialog
+    from rltop.tui.staging import Staging
 
 BUCKETS = 400
 """Buckets of the first history query: enough for the widest chart, 2 dots per cell."""
@@ -95,6 +96,8 @@ class RltopApp(App[int], inherit_bindings=False):
         self.engines: EnginesScreen | None = None
         """The engine screen while it is open."""
         self._desk: Desk | None = None
+        self._staging: Staging | None = None
+        """What was picked on the engine screen: a screen that is closed and opened again has lost nothing."""
         self._client_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
@@ -299,7 +302,15 @@ class RltopApp(App[int], inherit_bindings=False):
 
         cursor = self.live.engines_view.cursor(self.model.frame()) if self.live.active == "engines" else None
         ascii_only = self._glyphs.ascii_only
-        screen = EnginesScreen(self.model.frame, self._palette, self.perform, ascii_only=ascii_only, cursor=cursor)
+        screen = EnginesScreen(
+            self.model.frame,
+            self._palette,
+            self.perform,
+            ascii_only=ascii_only,
+            cursor=cursor,
+            staging=self._staging,
+        )
+        self._staging = screen.staging
         self.engines, self._desk = screen, Desk(self, self._client, screen, self._glyphs)
         self.live.message = ""
         self.model.resume()  # nobody acts on a frozen picture

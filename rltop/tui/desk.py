@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "engine-ab-end": ("keep", "when"),
 }
 """What a command lets one choose of how it is carried out."""
-LOG_LINES = 300
+LOG_LINES = 500
 LOG_EVERY_S = 2.0
 
 
@@ -252,7 +252,7 @@ def _news(
         changed = [
             f"{name} {toggles.get(name) or '-'} -> {value}"
             for name, value in newer.items()
-            if toggles.get(name) != value
+            if value and toggles.get(name) != value  # while it starts nothing is known of it
         ]
         told = f"engine {engine}: generation {old.generation} -> {view.generation}, {view.state}"
         told += f"; {', '.join(changed)}" if changed else ""

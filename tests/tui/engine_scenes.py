@@ -153,6 +153,7 @@ def put_engines(client: FakeClient) -> None:
     client.put("fleet", {"serving": 2, "total": 4, "keep": 1, "required": required, "safe_point": False, "ab": None})
     text = [f"[2026-11-30 00:00:{second:02d}] Decode batch. #running-req: 12" for second in range(60)]
     crash = ["Scheduler hit an exception: Traceback (most recent call last):", "CUDA error: an illegal memory access"]
+    text.insert(30, 'INFO:     127.0.0.1:40000 - "POST /generate HTTP/1.1" 200 OK')
     for index in range(5):
         source = f"engines/{index}/2/stdout.log"
         client.logs[source] = LinesAnswer(source, 0, text + crash * (index == 2))

@@ -10,8 +10,11 @@ import pytest
 
 from rltop.protocol.messages import Accepted, LinesAnswer, Rejected
 from rltop.tui.fleet import engine_views
+from rltop.tui.picture import Link
 from rltop.tui.screens.engines import EnginesScreen
 from rltop.tui.screens.plan import PlanDialog
+from rltop.tui.view import Frame
+from rltop.tui.widgets.engine_cells import weights_cell
 from tests.tui.dash import Dash, dash
 from tests.tui.engine_scenes import owned
 from tests.tui.fake import NOW
@@ -115,6 +118,40 @@ async def test_the_log_is_that_of_the_engine_and_follows_its_end() -> None:
         board.client.busy = True
         await board.tick(2.5)
         await board.shows("no answer to 'lines?'")
+
+
+async def test_good_http_requests_are_left_out_of_the_log_until_asked_for() -> None:
+    async with desk() as board:
+        await board.press("l", "f")
+        await board.tick(0)
+        text = await board.shows("1 HTTP lines hidden (v)")
+        assert "200 OK" not in text
+        await board.press("v", "pageup")
+        assert "200 OK" in await board.tick(0)
+        assert "hidden" not in board.text
+
+
+async def test_what_was_staged_is_still_there_when_the_screen_is_opened_again() -> None:
+    async with desk() as board:
+        await board.press("e", "right", "q")
+        await board.shows("3 Engines")
+        await board.press("e")
+        await board.shows("staged for engine 0: cuda_graph off")
+
+
+@pytest.mark.parametrize(
+    ("held", "required", "told"),
+    [("6", "7", "v6 of 7"), ("481", "482", "481/482"), ("base", "7", "base of 7"), ("step_1000", "step_1001", "st")],
+)
+def test_the_weights_that_are_missing_fit_whatever_they_are_called(held: str, required: str, told: str) -> None:
+    state = {
+        "fleet": {"required": {"version": required}},
+        "engine/0": owned("0", 0, weight_version=held, state="STALE"),
+    }
+    text, style = weights_cell(engine_views(state)[0], Frame(state=state, link=Link("live", 0.0)), 9)
+    assert text.startswith(told)
+    assert len(text) <= 9
+    assert style == "warn"
 
 
 async def test_a_read_only_session_shows_everything_and_sends_nothing() -> None:
@@ -284,13 +321,16 @@ async def test_somebody_else_was_quicker_and_what_they_did_is_shown() -> None:
         client.answer = Rejected("stale-generation", "engine 0 is at generation 3, not 2", "look again, then repeat")
         client.put("engine/0", client.mirror.state["engine/0"] | {"generation": 3, "state": "LOADING"})
         toggles = client.mirror.state["toggles/0"]
-        client.put("toggles/0", toggles | {"speculative": toggles["speculative"] | {"wanted": "NGRAM"}})
+        client.put(
+            "toggles/0", toggles | {"core_dump": {}, "speculative": toggles["speculative"] | {"wanted": "NGRAM"}}
+        )
         op = {"op": "9", "name": "engine-set", "target": "0", "who": "bo", "reason": "faster", "state": "running"}
         client.put("op/9", op | {"t": NOW - 1})
         await send(board)
         await board.shows("Somebody else changed it since you looked.")
         assert "engine 0 is at generation 3, not 2" in board.text
         assert "generation 2 -> 3, LOADING; speculative off -> NGRAM (by bo: faster)" in board.text
+        assert "core_dump" not in board.text.split("Somebody else")[1].split("looks again")[0]
         client.answer = Accepted("10")
         await board.press("r")
         await board.shows("enter goes on")

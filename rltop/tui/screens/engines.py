@@ -38,7 +38,7 @@ from rltop.tui.theme import Palette
 from rltop.tui.view import Frame
 from rltop.tui.widgets.ask import AskLine
 from rltop.tui.widgets.bars import footer_row, too_small
-from rltop.tui.widgets.engine_details import ab_rows, log_rows, status_rows
+from rltop.tui.widgets.engine_details import ab_rows, log_rows, status_rows, without_access
 from rltop.tui.widgets.engine_list import EngineList
 from rltop.tui.widgets.header import header_rows
 from rltop.tui.widgets.pane import Pane
@@ -87,18 +87,22 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
         *,
         ascii_only: bool = False,
         cursor: str | None = None,
+        staging: Staging | None = None,
     ) -> None:
+        """cursor: the engine to begin with. staging: what was picked when the screen was last open."""
         super().__init__()
         self._frame, self._palette, self._perform = frame, palette, perform
         self.list = EngineList()
         self.list.picker.key = cursor
-        self.staging = Staging()
+        self.staging = staging or Staging()
         self.toggles = TogglesSection()
         self.active = "list"
         self._shown = "status"
         """The part at the right that was looked at last."""
         self._full = False
-        """The part at the right has the whole width."""
+        """One part at the right has the whole screen."""
+        self._access = False
+        """The log is shown with its lines of good HTTP requests."""
         self._tops: dict[str, int] = {}
         """Rows that a part is scrolled down; of the log, up from its end."""
         self._log: dict[str, LinesAnswer] = {}
@@ -287,11 +291,19 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
                 return [*rows, *notice]
             case "log":
                 answer = self._log.get(view.log)
-                lines, why = (answer.lines, answer.why) if answer is not None else ((), "")
+                lines, why = (answer.lines, answer.why) if answer is not None else ([], "")
+                if not self._access and lines:
+                    lines = without_access(lines)
+                    why = "only lines of good HTTP requests: v shows them"
                 return log_rows(lines, why if view.log else "it names no log", frame, width)
             case _:
                 ab = scene.fleet.ab if scene.fleet is not None else None
                 return list(ab_rows(ab, scene.views, frame, width)) if ab is not None else []
+
+    def _hides(self, scene: Scene) -> int:
+        """How many lines of the log are left out."""
+        answer = self._log.get(scene.cursor.log) if scene.cursor is not None and not self._access else None
+        return len(answer.lines) - len(without_access(answer.lines)) if answer is not None else 0
 
     def _need(self, part: str, scene: Scene, width: int) -> int:
         if part == "log":
@@ -311,7 +323,7 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
         self._shown = self._shown if self._shown in parts else "status"
         order = [self._shown, *(part for part in ("status", "toggles", "ab", "log") if part != self._shown)]
         room, heights = height, dict[str, int]()
-        for part in (part for part in order if part in parts):
+        for part in (part for part in order[: 1 if self._full else None] if part in parts):
             need = self._need(part, scene, width) + 1
             if not heights or need <= room:
                 heights[part] = min(need, room)
@@ -339,8 +351,10 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
         elif part == "toggles":
             more = self.toggles.picker.position(len(scene.toggles))
         right: list[Span] = [(more, "dim")] if more else []
+        if part == "log" and (hides := self._hides(scene)):
+            right.append((f"{'  ' if more else ''}{hides} HTTP lines hidden (v)", "faint"))
         if hidden:
-            right.append((f"{'  ' if more else ''}tab: {', '.join(hidden)}", "dim"))
+            right.append((f"{'  ' if right else ''}tab: {', '.join(hidden)}", "dim"))
         who = names([scene.frame.safe(view.id) for view in scene.targets]) if part == "toggles" else ""
         name = f"engine {scene.frame.safe(scene.cursor.id)}" if scene.cursor is not None and not who else who
         short = width < 60 and bool(more) and len(hidden) > 1
@@ -441,6 +455,8 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
             case "log":
                 self._go("log")
                 self._tops["log"] = 0
+            case "access":
+                self._access = not self._access
             case "full":
                 self._full = not self._full
                 self._go(self._shown if self.active == "list" else self.active)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rltop.tui.fleet import EngineView, Signal
 from rltop.tui.rows import Row, Span
-from rltop.tui.text import age, cells, coarse_age, fit_middle
+from rltop.tui.text import cells, coarse_age, fit_middle, whole_age
 from rltop.tui.theme import Glyphs
 from rltop.tui.view import Frame
 
@@ -40,17 +40,18 @@ def version_text(version: str) -> str:
 
 
 def weights_cell(view: EngineView, frame: Frame, width: int) -> Span:
-    """The version held; `v6 of 7` where another one is required."""
+    """The version held; `v6 of 7` (`481/482` where that is too long) where another one is required."""
     cut = frame.glyphs.cut
     held = version_text(frame.safe(view.weights))
     if view.required and (view.old or (view.word == "STALE" and view.weights != view.required)):
         required = frame.safe(view.required)
-        held, between = held or "none", " of "
-        if cells(held) + len(between) + cells(required) > width:
-            room = max(2, width - len(between))
-            required = fit_middle(required, max(1, room // 2), mark=cut)
-            held = fit_middle(held, room - cells(required), mark=cut)
-        return f"{held}{between}{required}", "warn"
+        bare = frame.safe(view.weights) or "none"
+        for told in (f"{held or 'none'} of {required}", f"{bare} of {required}", f"{bare}/{required}"):
+            if cells(told) <= width:
+                return told, "warn"
+        room = max(2, width - 1)
+        required = fit_middle(required, max(1, room // 2), mark=cut)
+        return f"{fit_middle(bare, room - cells(required), mark=cut)}/{required}", "warn"
     return fit_middle(held or "-", width, mark=cut), "text"
 
 
@@ -89,5 +90,5 @@ def said(view: EngineView, frame: Frame) -> Row:
     left = frame.since(view.backoff_until)
     if view.word == "BACKOFF" and view.backoff_until is not None and left is not None and frame.server_now is not None:
         again = max(0.0, view.backoff_until - frame.server_now)
-        return ((f"again in {age(float(int(again)))}", style), (f": {why}" if why else "", style))
+        return ((f"again in {whole_age(again)}", style), (f": {why}" if why else "", style))
     return ((why, style),) if why else ()

@@ -73,9 +73,11 @@ def effect_text(toggle: ToggleView) -> str:
     """What is in effect and how that is known, in words."""
     how = f" ({toggle.verify})" if toggle.verify and toggle.verify != MIXED else ""
     if toggle.ignored:
-        return f"asked for {toggle.wanted or '?'}, but the engine ignores it: {toggle.value or '?'} is in effect{how}"
+        return f"asked for {toggle.wanted}, but the engine ignores it: {toggle.value or '?'} is in effect{how}"
+    if not toggle.value and not toggle.wanted:
+        return f"nothing is known of it now{how}"
     if not toggle.value:
-        return f"asked for {toggle.wanted or '?'}; what is in effect cannot be seen{how}"
+        return f"asked for {toggle.wanted}; what is in effect cannot be seen{how}"
     if toggle.value == MIXED:
         return "differs between the selected engines"
     return f"in effect: {toggle.value}{how}"
