@@ -84,7 +84,7 @@ def covered(generator: random.Random, n: int, correlation: float, repeats: int) 
     ("n", "correlation", "least"), [(ENOUGH, 0.0, 0.93), (60, 0.0, 0.93), (60, 0.6, 0.91), (15, 0.6, 0.82)]
 )
 def test_the_interval_of_a_mean_covers_as_often_as_the_module_says(n: int, correlation: float, least: float) -> None:
-    assert covered(random.Random(7), n, correlation, 1500) >= least
+    assert covered(random.Random(7), n, correlation, 1000) >= least
 
 
 @pytest.mark.parametrize(("rate_a", "rate_b"), [(0.5, 0.5), (1.0, 3.0), (4.0, 2.0)])
