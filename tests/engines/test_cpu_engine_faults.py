@@ -22,6 +22,7 @@ import pytest
 
 from rltop.engines.client import EngineClient, EngineRefused, EngineUnreachable
 from rltop.engines.launch import EngineProcess, EngineSpec, launch_engine
+from rltop.engines.launcher import MARKER
 from rltop.engines.toggle_table import read_fields
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.args import parse_args
@@ -30,6 +31,7 @@ from rltop.train.cpu_engine.faults import INJECTED, KINDS, VARIABLE, drawn, list
 from rltop.train.cpu_engine.injection import Injection, SchedulerDied
 from rltop.train.cpu_engine.process import CRASH_VARIABLE
 from rltop.train.cpu_engine.server import make_app
+from rltop.train.cpu_engine.start import build
 from tests.engines.conftest import connect, running
 from tests.engines.contract import PROMPT, other_weights
 
@@ -104,7 +106,7 @@ def test_bad_faults_end_the_start(capfd: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------------- when they strike
 
 
-def _struck(text: str, toggles: dict[str, str | None], batches: int, seed: int = 0) -> list[int]:
+def _struck(text: str, toggles: dict[str, str | None], batches: int, seed: str = "0") -> list[int]:
     """Batches at which a fault of the batch stage strikes, each time by a fresh injection."""
     found = []
     injection = Injection(parse_faults(text), toggles=toggles, seed=seed)
@@ -119,12 +121,12 @@ def _struck(text: str, toggles: dict[str, str | None], batches: int, seed: int =
 
 def test_a_hazard_is_a_rate_and_the_same_for_the_same_seed() -> None:
     (fault,) = parse_faults("ima:hazard=0.02")
-    hits = [batch for batch in range(20_000) if drawn(fault, batch, seed=1)]
+    hits = [batch for batch in range(20_000) if drawn(fault, batch, seed="1")]
     assert 320 < len(hits) < 480, "0.02 of 20,000 is 400, and six standard deviations are 120"
-    assert hits == [batch for batch in range(20_000) if drawn(fault, batch, seed=1)]
-    assert hits != [batch for batch in range(20_000) if drawn(fault, batch, seed=2)]
-    assert _struck("ima:hazard=0.02", {}, 5000, seed=1) == [next(hit for hit in hits if hit)]
-    assert _struck("ima:hazard=0.02,seed=1", {}, 5000, seed=9) == _struck("ima:hazard=0.02", {}, 5000, seed=1)
+    assert hits == [batch for batch in range(20_000) if drawn(fault, batch, seed="1")]
+    assert hits != [batch for batch in range(20_000) if drawn(fault, batch, seed="2")]
+    assert _struck("ima:hazard=0.02", {}, 5000, seed="1") == [next(hit for hit in hits if hit)]
+    assert _struck("ima:hazard=0.02,seed=1", {}, 5000, seed="9") == _struck("ima:hazard=0.02", {}, 5000, seed="1")
     assert _struck("ima:hazard=0", {}, 5000) == []
 
 
@@ -475,3 +477,19 @@ def test_a_stuck_drain_needs_sigkill(model_path: Path, tmp_path: Path) -> None:
     with _process(model_path, tmp_path, "drain-stuck") as engine:
         assert engine.stop(timeout_s=0.5) == -signal.SIGKILL
         assert f"{INJECTED}: strikes: drain-stuck" in engine.log_tail(20)
+
+
+def test_every_generation_draws_its_own_hazards(model_path: Path) -> None:
+    args = parse_args(["--model-path", str(model_path), "--port", "1"], {VARIABLE: "ima:hazard=0.02"})
+
+    def struck(marker: str) -> int:
+        injection = build(args, {MARKER: marker}).injection
+        for batch in range(1, 5000):
+            try:
+                injection.before_batch("decode", lambda: True)
+            except SchedulerDied:
+                return batch
+        raise AssertionError("it never struck")
+
+    assert len({struck(f"run/0/{generation}") for generation in range(5)}) > 1
+    assert struck("run/0/1") == struck("run/0/1")

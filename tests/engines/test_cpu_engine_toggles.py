@@ -14,6 +14,8 @@ import pytest
 
 from rltop.engines.options import table
 from rltop.engines.scrape import read_metrics
+from rltop.engines.toggles import change
+from rltop.engines.verify import verify
 from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.args import VERSION_VARIABLE, EngineArgs, parse_args
 from rltop.train.cpu_engine.effects import Drafter, Graph
@@ -255,3 +257,41 @@ def test_keys_are_not_shown() -> None:
     args = _args("--api-key", "sesame", "--admin-api-key=tahini")
     assert "sesame" not in args.log_form() + args.launch_command
     assert "tahini" not in args.log_form() + args.launch_command
+
+
+# ---------------------------------------------------------------------- through rltop's own toggles
+
+
+CHANGES = (
+    {"cuda_graph": "off"},
+    {"cuda_graph": "off", "prefill_graph": "off"},
+    {"cuda_graph_padding": "off"},
+    {"prefill_graph": "off"},
+    {"speculative": "NGRAM"},
+    {"deepep": "auto"},
+    {"deepep": "low_latency"},
+    {"deepep": "normal"},
+    {"launch_blocking": "on"},
+    {"overlap_schedule": "off"},
+    {"radix_cache": "off"},
+    {"custom_all_reduce": "off"},
+    {"chunked_prefill": "off"},
+    {"attention_backend": "triton"},
+    {"mem_fraction_static": "0.5"},
+    {"core_dump": "on"},
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("wanted", CHANGES, ids=lambda wanted: ",".join(f"{k}={v}" for k, v in wanted.items()))
+async def test_what_a_toggle_asks_for_is_what_the_engine_then_shows(
+    model_path: Path, version: str, wanted: dict[str, str]
+) -> None:
+    made = change([], {}, wanted, version=version)
+    assert made.allowed, made.refusals
+    _, info, metrics, lines = await _look(model_path, "--sglang-version", version, *made.argv)
+    seen = verify(wanted, server_info=info, metrics=metrics, log_lines=lines, environ=made.env, version=version)
+    assert {name: effective.holds for name, effective in seen.items()} == dict.fromkeys(wanted, True), seen
+    _, info, metrics, lines = await _look(model_path, "--sglang-version", version)
+    before = verify(wanted, server_info=info, metrics=metrics, log_lines=lines, environ={}, version=version)
+    assert False in {effective.holds for effective in before.values()}, "nothing would have changed"

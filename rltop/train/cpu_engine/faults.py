@@ -32,7 +32,7 @@ Stage = Literal["start", "batch", "request", "stop"]
 
 _WHEN: Mapping[str, str] = {
     "hazard": "0..1, chance per batch; drawn from `seed`, so the same batches give the same answer",
-    "seed": "of the draws; default: --random-seed",
+    "seed": "of the draws; default: --random-seed and $RLTOP_ENGINE, so that every generation draws anew",
     "batch": "first at this batch, counted from 1 since it was armed",
     "after": "seconds since it was armed before it can strike",
     "at": "`prefill` or `decode`; default: either",
@@ -291,7 +291,7 @@ def _wrong(where: str, text: str, why: str, do: str) -> RltopError:
     return RltopError("cannot inject this fault", where=f"{where}: {text}", why=why, do=do)
 
 
-def drawn(fault: Fault, batch: int, seed: int) -> bool:
+def drawn(fault: Fault, batch: int, seed: str) -> bool:
     """Whether the fault strikes at this batch by its hazard: a pure function of seed, fault and batch."""
     text = f"{fault.settings.get('seed', seed)}/{fault.kind.name}/{batch}"
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -68,12 +68,12 @@ class Injection:
         faults: tuple[Fault, ...] = (),
         *,
         toggles: Mapping[str, str | None] | None = None,
-        seed: int = 0,
+        seed: str = "0",
         environ: Mapping[str, str] | None = None,
         watchdog_s: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """toggles: effective values, for conditions. environ: the engine's, for core dumps and launch blocking."""
+        """seed: of hazards. toggles: effective values, for conditions. environ: the engine's, for core dumps."""
         self._toggles, self._seed, self._clock = toggles or {}, seed, clock
         self._environ, self._watchdog_s = environ or {}, watchdog_s
         self._lock = threading.Lock()

@@ -265,7 +265,7 @@ class _Server(uvicorn.Server):
         """Until no request is left, without a time limit, as SGLang does it."""
         engine, told = self.engine, 0.0
         stuck = engine.injection.strike("drain-stuck") is not None
-        while engine.open_requests or stuck:
+        while True:
             if engine.unhealthy:
                 LOGGER.error("Signal SIGTERM received while health check failed. Force exiting.")
                 break
@@ -275,6 +275,8 @@ class _Server(uvicorn.Server):
             if time.monotonic() - told >= 5:
                 told = time.monotonic()
                 LOGGER.info("Gracefully exiting... Remaining number of requests %d.", engine.open_requests)
+            if not engine.open_requests and not stuck:
+                break
             await asyncio.sleep(0.02)
         self.drained = self.should_exit = True
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import psutil
 
+from rltop.engines.launcher import MARKER
 from rltop.engines.toggle_table import read_fields
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.args import EngineArgs
@@ -44,7 +45,7 @@ def build(args: EngineArgs, environ: Mapping[str, str] | None = None, tree: Tree
     injection = Injection(
         args.faults,
         toggles=read_fields(args.sglang, environ or {}),
-        seed=args.random_seed,
+        seed=f"{args.random_seed}/{(environ or {}).get(MARKER, '')}",
         environ=environ,
         watchdog_s=args.sglang["watchdog_timeout"],
     )
