@@ -361,6 +361,16 @@ KEYS: tuple[Key, ...] = (
         screens=ENGINES,
     ),
     Key(
+        action="access",
+        keys=("v",),
+        short="HTTP lines",
+        help="Show or hide the lines of good HTTP requests in the log",
+        group="Engines",
+        panes=("log",),
+        footer=12,
+        screens=ENGINES,
+    ),
+    Key(
         action="log", keys=("l",), short="log", help="To the newest lines of the log", group="Engines", screens=ENGINES
     ),
     Key(
