@@ -184,16 +184,18 @@ class Viewer:
         assert isinstance(answer, (Accepted, Rejected, Err)), answer
         return answer
 
-    def until(self, matches: Callable[[Message], bool]) -> Message:
+    def until(self, matches: Callable[[Message], bool], *, patience_s: float = PATIENCE_S) -> Message:
         """Apply messages until one matches; returns it."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while True:
             message = self.receive(max(0.0, deadline - time.monotonic()))
             assert message is not None, f"waited in vain; last frames {self.frames[-5:]}, state {list(self.state)}"
             if matches(message):
                 return message
 
-    def until_state(self, matches: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    def until_state(
+        self, matches: Callable[[dict[str, Any]], Any], *, patience_s: float = PATIENCE_S
+    ) -> dict[str, Any]:
         """Apply messages until the mirrored state matches; a key that is not there yet is no match."""
 
         def matched() -> bool:
@@ -203,7 +205,7 @@ class Viewer:
                 return False
 
         if not matched():
-            self.until(lambda message: matched())
+            self.until(lambda message: matched(), patience_s=patience_s)
         return self.state
 
     def until_event(self, **fields: Any) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""A daemon's own engines, real processes (the CPU engine): started, changed, kept over its death, ended at last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rltop.cli.main import main
+from rltop.daemon.engines_left import left_engines
+from rltop.runs import RunInfo, find_run
+from tests.daemon.util import Viewer, wait_for
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+Capture = pytest.CaptureFixture[str]
+START_S = 120.0
+"""Engines import torch; on a busy machine that takes a while."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("m") / "model", TinyModelConfig(seed=1))
+
+
+def table(model: Path) -> str:
+    """`[engines]` with one engine of the daemon's."""
+    return f'[engines]\nmodel_path = "{model}"\nkind = "cpu"\n'
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file for `rltop up` with one engine and no trainer; the run is gone afterwards, whatever happens."""
+    monkeypatch.setenv("RLTOP_DIR", str(tmp_path / "r"))
+    file = tmp_path / "up.toml"
+    file.write_text(
+        f'[run]\nname = "alone"\n\n[engines]\nmodel_path = "{model}"\nkind = "cpu"\n\n[engines.env]\nA_B = "1"\n'
+    )
+    yield file
+    assert main(["down", "alone"]) == 0
+    assert left_engines(tmp_path / "r" / "runs" / "alone") == []
+
+
+def until(run: RunInfo, matches: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The state once it matches."""
+    with Viewer(run) as viewer:
+        viewer.hello()
+        return dict(viewer.until_state(matches, patience_s=START_S))
+
+
+def processes(run: str) -> list[psutil.Process]:
+    """Living processes of the run's engines."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RLTOP_ENGINE", "").startswith(f"{run}/") and process.status() != "zombie":
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_engines_alone_from_start_to_end(config: Path, capsys: Capture) -> None:
+    """Started by the file; a restart is going on when the daemon is killed; the next one adopts and ends it."""
+    assert main(["up", str(config)]) == 0
+    run = find_run("alone")
+    state = until(run, lambda state: state["engine/0"]["state"] == "HEALTHY")
+    engine = state["engine/0"]
+    assert (engine["owner"], engine["kind"], engine["generation"], engine["weight_version"]) == (
+        "rltop",
+        "cpu",
+        1,
+        "default",
+    )
+    assert state["op/1"]["name"] == "engines-start"
+    assert state["fleet"]["required"] == {"version": "default", "source": "base"}
+    assert state["toggles/0"]["cuda_graph"]["value"] == "on"
+    kept = json.loads((run.path / "run.json").read_text())["config"]["engines"]
+    assert kept["env"] == ["A_B"], "names only: a value may be a secret"
+    capsys.readouterr()
+    assert main(["engine", "set", "cuda_graph=off", "--engine", "0", "--no-wait", "--reason", "ticket 4"]) == 0
+    op = capsys.readouterr().out.split()[1]
+    until(run, lambda state: state["engine/0"]["generation"] == 2)
+    os.kill(run.pid, signal.SIGKILL)
+    wait_for(lambda: not find_run("alone").alive)
+    assert left_engines(run.path) == ["0"], "an engine survives its daemon"
+    assert main(["ps", "--all", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert row["state"] == "orphaned"
+    assert "engine 0 still runs" in row["text"]
+
+    assert main(["up", str(config)]) == 0
+    run = find_run("alone")
+    state = until(run, lambda state: state[f"op/{op}"]["state"] not in ("queued", "running"))
+    assert (state[f"op/{op}"]["state"], state[f"op/{op}"]["reason"]) == ("done", "ticket 4")
+    state = until(run, lambda state: state["engine/0"]["state"] == "HEALTHY")
+    assert (state["engine/0"]["generation"], state["engine/0"]["toggles"]["cuda_graph"]) == (2, "off")
+    capsys.readouterr()
+    assert main(["engine", "logs", "--engine", "0", "-n", "500"]) == 0
+    assert "fired up and ready to roll" in capsys.readouterr().out
+    assert len({process.environ()["RLTOP_ENGINE"] for process in processes("alone")}) == 1, "one generation lives"
+    assert main(["down", "alone"]) == 0
+    assert processes("alone") == []
+
+
+def test_engines_whose_daemon_was_killed_are_ended_by_down(config: Path, capsys: Capture) -> None:
+    assert main(["up", str(config)]) == 0
+    run = find_run("alone")
+    until(run, lambda state: state["engine/0"]["pid"])
+    os.kill(run.pid, signal.SIGKILL)
+    wait_for(lambda: not find_run("alone").alive)
+    assert left_engines(run.path) == ["0"]
+    assert main(["down", "alone"]) == 0
+    assert "engine 0 of it is stopped" in capsys.readouterr().err
+    assert processes("alone") == []
+    assert main(["down", "alone"]) == 0
+    assert "is not running" in capsys.readouterr().err
+
+
+def test_engines_of_a_trainer_that_ended_meanwhile_are_ended_by_the_next_daemon(
+    config: Path, model: Path, capsys: Capture
+) -> None:
+    """Daemon and trainer are killed; the name is started again."""
+    config.write_text(f'[run]\nname = "alone"\n[trainer]\ncommand = ["sleep", "600"]\n{table(model)}')
+    assert main(["up", str(config)]) == 0
+    run = find_run("alone")
+    first = until(run, lambda state: state["engine/0"]["state"] == "HEALTHY")
+    os.kill(run.pid, signal.SIGKILL)
+    os.kill(first["trainer"]["pid"], signal.SIGKILL)
+    wait_for(lambda: not find_run("alone").alive)
+    assert left_engines(run.path) == ["0"]
+    assert main(["up", str(config)]) == 0
+    run = find_run("alone")
+    state = until(run, lambda state: state["engine/0"]["state"] == "HEALTHY" and state["run"]["attempt"] == 2)
+    assert state["engine/0"]["generation"] > 1, "it is not the process of the attempt before"
+    with Viewer(run) as viewer:
+        viewer.hello()
+        assert viewer.event_page(text="the trainer of these engines is gone").events
+    os.kill(state["trainer"]["pid"], signal.SIGTERM)
+    until(run, lambda state: state["engine/0"]["state"] == "STOPPED")
+    assert processes("alone") == [], "engines end with their trainer"
+
+
+def test_a_daemon_without_engines_is_as_light_as_before() -> None:
+    script = "import sys, rltop.daemon.__main__, rltop.daemon.spawn; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "rltop.daemon.engines" in loaded
+    heavy = {"httpx", "ray", "torch", "textual", "rltop.engines.fleet", "rltop.engines.local", "rltop.engines.toggles"}
+    assert not heavy & set(loaded)
+
+
+def test_file_and_line_of_a_wrong_table_and_nothing_starts(config: Path, capsys: Capture) -> None:
+    config.write_text('[run]\nname = "alone"\n[engines]\nmodel_path = "/m"\nrestart = "always"\n')
+    assert main(["up", str(config)]) == 2
+    assert f'{config}:5: restart must be "auto" or "never"' in capsys.readouterr().err
+    config.write_text('[run]\nname = "alone"\n[trainer]\ncommand = ["sleep", "1"]\n')
+    assert main(["up", str(config)]) == 0
