@@ -6,10 +6,11 @@ without a GPU. It is not SGLang and says so: in its first log line, in `/server_
 
     python -m rltop.train.cpu_engine --model-path DIR --port 0 --port-file FILE
 
-Layers, each importing only those before it: effects, imitation, args (SGLang's arguments and what they visibly do),
-checkpoint (files), text (tokenizer), sampling (draws) -> model (forward pass) -> request (one sample's state) ->
-prompts, logprobs -> scheduler (the loop) -> generate, engine, answers -> control, server (endpoints) -> __main__
-(process).
+Layers, each importing only those before it: effects, imitation, faults, args (SGLang's arguments, what they visibly do,
+and faults for rehearsals), checkpoint (files), text (tokenizer), sampling (draws) -> model (forward pass) -> request
+(one sample's state) -> prompts, logprobs, injection (faults at work), profile -> scheduler (the loop) -> generate,
+engine, answers -> control, server (endpoints) -> process (tree, signals, ends; `scheduler_child.py` is the other half)
+-> start -> __main__.
 """
 
 MARKER = "rltop CPU engine, a stand-in for SGLang"

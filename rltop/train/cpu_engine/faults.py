@@ -15,6 +15,7 @@ Pure. Bad text raises `RltopError` with what is wrong in which fault.
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -299,11 +300,17 @@ def drawn(fault: Fault, batch: int, seed: str) -> bool:
 
 
 def listing() -> str:
-    """Every fault with its settings, for `--help`."""
-    lines = []
+    """Every fault with its settings, for `--help`: 100 columns."""
+    lines: list[str] = []
+
+    def add(text: str, margin: int) -> None:
+        lines.extend(textwrap.wrap(text, 100, initial_indent=" " * margin, subsequent_indent=" " * (margin + 4)))
+
     for kind in KINDS.values():
-        lines.append(f"  {kind.name}: {kind.does}")
-        lines += [f"      {name}: {meaning}" for name, meaning in kind.settings.items()]
-    lines.append("  of every fault that strikes at a batch:")
-    lines += [f"      {name}: {meaning}" for name, meaning in _WHEN.items()]
+        add(f"{kind.name}: {kind.does}", 2)
+        for name, meaning in kind.settings.items():
+            add(f"{name}: {meaning}", 6)
+    add("of every fault that strikes at a batch:", 2)
+    for name, meaning in _WHEN.items():
+        add(f"{name}: {meaning}", 6)
     return "\n".join(lines)
