@@ -187,6 +187,7 @@ class Daemon:
             else:
                 self._gate.open()
             self._write_run_json()
+            self._others.begin()
             parts = [self._server.run(), self._measure_lag(), self._scraper.run(), self._logs.run(self._see_logs)]
             parts += [self._engines.run(), self._others.run()]
             if self._gate is not None:
@@ -333,7 +334,7 @@ class Daemon:
             # As an operation like those of people: seen by every viewer, and in the journal.
             command = Command("engines-start", "", {"slots": [dict(slot) for slot in self._engines.own_slots]})
             answer = await self._commands.take(command, f"daemon-{self._epoch}", who="daemon", role="daemon")
-            if isinstance(answer, Rejected):
+            if isinstance(answer, Rejected) and answer.code != "busy":  # then an earlier daemon's start goes on
                 self._core.event("log", "error", f"the engines were not started: {answer.why}", "daemon")
 
     # ---------------------------------------------------------------- small things

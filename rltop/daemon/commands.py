@@ -29,6 +29,8 @@ _SHOWN = (
     *("ended", "engines", "stages"),
 )
 _ENDED = frozenset({"done", "failed", "cancelled"})
+_SHORT = frozenset({"note", "engine-synced"})
+"""Of these only the end is news."""
 _LEVEL = {"failed": "error", "cancelled": "warn"}
 
 Stage = Callable[[str], None]
@@ -330,7 +332,7 @@ class Commands:
             row["stages"] = [*row["stages"], {"t": self._core.now(), "text": row["stage"]}][-MAX_STAGES:]
         self._core.sink.operation(row)
         self._core.set(f"op/{op}", {key: row[key] for key in _SHOWN})
-        if state == "done" or row["name"] != "note":  # of a note only its text is news
+        if state in _ENDED or row["name"] not in _SHORT:
             detail = row["text"] or row["stage"] or row["reason"]
             words = f"{row['name']} {row['target']}".rstrip() + ("" if row["name"] == "note" else f" {state}")
             text = (f"{words}: {detail}" if detail else words) + f" [{row['who']}]"

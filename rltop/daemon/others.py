@@ -62,8 +62,6 @@ class Others:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if self._urls:
-            self._begin()
         while True:
             await self._sleep(EVERY_S)
             await self.once()
@@ -87,7 +85,10 @@ class Others:
                 due.append(self._discover(key, engine))
         await asyncio.gather(*due)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Have cells for what is watched, before anybody looks."""
+        if not self._urls:
+            return
         self._begun = self._core.now()
         words = "engines that others run: rltop reads, and starts and stops nothing"
         self._core.update("run", state="running", framework="sglang", text=words)
@@ -96,7 +97,8 @@ class Others:
             facts = {"id": str(at), "url": url, "kind": "sglang", "state": "SUSPECT", "generation": 1, "pid": 0}
             more = {"host": host, "version": "", "weight_version": "", "model_path": "", "log": ""}
             unknown = dict.fromkeys(SCRAPED)
-            self._core.set(f"engine/{at}", {**FLEET_KEYS, **facts, **more, **unknown, "since": self._core.now()})
+            told = {"since": self._core.now(), "cause": "not asked yet"}
+            self._core.set(f"engine/{at}", {**FLEET_KEYS, **facts, **more, **unknown, **told})
 
     def _judge(self, key: str, engine: Mapping[str, Any], now: float) -> None:
         """State of a watched engine, from what the scraper saw last."""
@@ -106,6 +108,8 @@ class Others:
             state, cause = "HEALTHY", "it answers"
         elif silent >= LOST_S:
             state, cause = "LOST", f"no answer for {silent:.0f} s"
+        elif not seen and not error:
+            return  # not asked yet
         else:
             state, cause = "SUSPECT", f"it does not answer: {error}" if error else "it does not answer"
         if state != "HEALTHY" and was == "HEALTHY":

@@ -181,7 +181,7 @@ class Watch:
         self.info: dict[str, Any] = dict(SERVER)
         self.asked = 0
         self.others = Others(self.core, urls, ask=self._ask)
-        self.others._begin()
+        self.others.begin()
 
     async def _ask(self, url: str) -> Mapping[str, Any]:
         self.asked += 1
@@ -200,7 +200,9 @@ class Watch:
 
 async def test_states_of_an_engine_from_outside() -> None:
     watch = Watch("http://h:1")
-    assert watch.core.table.get("engine/0")["state"] == "SUSPECT"
+    await watch.others.once()
+    fresh = watch.core.table.get("engine/0")
+    assert (fresh["state"], fresh["cause"]) == ("SUSPECT", "not asked yet")
     assert (await watch.scraped())["state"] == "HEALTHY"
     assert (await watch.scraped("ConnectError"))["state"] == "HEALTHY", "one that failed is no silence"
     doubtful = await watch.scraped("ConnectError", after=10.0)
