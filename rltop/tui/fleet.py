@@ -321,7 +321,7 @@ def merge(engines: Sequence[tuple[str, Sequence[ToggleView]]]) -> list[ToggleVie
 def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
     def same(values: Iterable[str]) -> str:
         found = dict.fromkeys(values)
-        return next(iter(found)) if len(found) == 1 else MIXED
+        return MIXED if len(found) > 1 else next(iter(found), "")
 
     refused: dict[str, str] = {}
     for engine, view in views:
@@ -329,12 +329,12 @@ def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
             refused.setdefault(choice, f"engine {engine}: {why}")
     return ToggleView(
         name=name,
-        value=same(view.value for _, view in views),
+        value=same(view.value for _, view in views if view.value),  # one that starts does not make it differ
         wanted=same(view.wanted for _, view in views),
         choices=tuple(dict.fromkeys(choice for _, view in views for choice in view.choices)),
         refused=refused,
         aliases=tuple(dict.fromkeys(alias for _, view in views for alias in view.aliases)),
-        verify=same(view.verify for _, view in views),
+        verify=same(view.verify for _, view in views if view.value),
         engine_side=same(view.engine_side for _, view in views),
         trainer_side=same(view.trainer_side for _, view in views),
         free=next((view.free for _, view in views if view.free), ""),

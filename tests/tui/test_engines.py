@@ -220,11 +220,14 @@ async def test_one_several_and_all_engines_are_selected_and_their_differences_ar
         await board.press("space", "space", "e")
         assert "Toggles of engines 0, 1" in board.text
         assert "cuda_graph           mixed" in board.text
+        unknown = {name: value | {"value": None} for name, value in client.mirror.state["toggles/0"].items()}
+        client.put("toggles/1", unknown)
+        assert "cuda_graph           on " in await board.tick(), "an engine that starts does not make it differ"
         await board.press("escape", "j", "space", "e", *["j"] * 6, "right")
         assert "engine 3: it needs the graph" in board.text
         assert not screen(board).staging.changes
         await board.press("escape", "escape", "a")
-        assert screen(board).staging.selected == {"0", "1", "2", "3", "4"}
+        assert screen(board).staging.selected == {"0", "1", "2", "3"}, "4 is somebody else's"
         await board.press("a")
         assert screen(board).staging.selected == set()
 

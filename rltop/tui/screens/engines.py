@@ -449,7 +449,9 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
                 self.staging.select(scene.cursor.id)
                 self.list.move("down", scene.frame)
             case "select-all":
-                self.staging.select_all([view.id for view in self.list.views(scene.frame)])
+                shown = self.list.views(scene.frame)
+                # Others' engines would only stand in the way of what can be done to ours.
+                self.staging.select_all([view.id for view in shown if view.owned] or [view.id for view in shown])
             case "edit":
                 self._go("toggles")
             case "log":

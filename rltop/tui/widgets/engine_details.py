@@ -44,7 +44,7 @@ def status_rows(
         yield from _pair("cause", frame.safe(view.cause), width, bad)
     yield from _pair("error", frame.safe(view.error), width, "warn")
     yield from _pair("waits for", frame.safe(view.pending), width, "accent")
-    if op is not None:
+    if op is not None and (op.runs or op.name != "engines-start" or op.state == "failed"):
         yield from op_rows(op, frame, width)
     for signal in view.signals:
         yield from _signal_rows(signal, frame, width)
