@@ -29,14 +29,27 @@ import psutil
 
 from rltop.engines import keeper, ports, processes
 from rltop.engines.gpu_memory import Reader, read_gpus, visible
-from rltop.engines.launcher import LOG, MARKER, PORT, RECORD, GpuUse, Launched, LaunchSpec, Look, Remains
+from rltop.engines.launcher import (
+    DIRECTORY,
+    LOG,
+    MARKER,
+    PORT,
+    RECORD,
+    GpuUse,
+    Launched,
+    LaunchSpec,
+    Look,
+    Remains,
+    marks,
+    server_argv,
+)
 from rltop.engines.processes import Ident, Table
 from rltop.errors import RltopError
 
 TABLE_S = 1.0
 """How old the process table may be in `look`."""
-RECORD_S = 0.5
-"""From the end of a leader to its keeper's word about it."""
+RECORD_S = 2.0
+"""From the end of a leader to its keeper's word about it; on a machine that is not crowded it is some milliseconds."""
 KILL_S = 5.0
 """How long SIGKILL may take: a process inside a system call ends when that returns."""
 KEEPER_S = 2.0
@@ -56,6 +69,8 @@ class _Slot:
     record: dict[str, Any]
     descendants: dict[Ident, str] = field(default_factory=dict)
     """Every descendant ever seen, with its name."""
+    gone_since: float | None = None
+    """The leader was first seen gone, without a word of its keeper."""
     rows: Table = field(default_factory=dict)
     """The process table of the last look."""
     port: int = 0
@@ -170,7 +185,7 @@ class Host:
             return os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-I", "-S", keeper.__file__, str(REPORT_FD), *words],
-                {**env, "PYTHONUNBUFFERED": "1"},
+                {**env, "PYTHONUNBUFFERED": "1", DIRECTORY: marks(spec.marker, spec.directory)[DIRECTORY]},
                 setsid=True,
                 setsigmask=[],
                 setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD],
@@ -201,9 +216,7 @@ class Host:
         """A glance at the processes and the size of the log."""
         slot = self._slot(launched)
         leader = Ident(launched.pid, launched.birth)
-        alive = processes.alive(leader)
-        if not alive and "code" not in slot.record:
-            self._await_record(slot)
+        alive = processes.alive(leader) or self._unsettled(slot)
         children = self._children(slot, fresh=not alive)
         lock = slot.record.get("lock")
         code, ended = slot.record.get("code"), slot.record.get("ended")
@@ -217,18 +230,18 @@ class Host:
             lock_held=isinstance(lock, str) and processes.locked(Path(lock)),
         )
 
-    def _await_record(self, slot: _Slot) -> None:
-        """The leader is gone: read how it ended, giving its keeper the moment that it takes to write it."""
-        deadline = self._clock() + RECORD_S
-        while True:
-            waiting = _keeper_of(slot.record)
-            there = waiting is not None and processes.alive(waiting)
+    def _unsettled(self, slot: _Slot) -> bool:
+        """The leader is gone and its keeper, who knows how, is about to say it: until then it counts as alive."""
+        if "code" not in slot.record:
             found = _read(Path(slot.launched.directory))
             if found.get("marker") == slot.launched.marker and "code" in found:
                 slot.record = found
-            if "code" in slot.record or not there or self._clock() > deadline:
-                return
-            time.sleep(POLL_S)
+        kept = _keeper_of(slot.record)
+        if "code" in slot.record or kept is None or not processes.alive(kept):
+            return False
+        if slot.gone_since is None:
+            slot.gone_since = self._clock()
+        return self._clock() - slot.gone_since < RECORD_S
 
     def _children(self, slot: _Slot, *, fresh: bool) -> tuple[tuple[int, str], ...]:
         rows = self._rows(fresh=fresh)
@@ -287,11 +300,11 @@ class Host:
         slot = self._slot(launched)
         deadline = self._clock() + KILL_S
         while (left := self._family(slot)) and self._clock() < deadline:
-            for one in left:
+            # The leader first: its end shall be this one, and not what it does about a child's.
+            for one in sorted(left, key=lambda one: one.pid != launched.pid):
                 processes.send(one, signal.SIGKILL)
             time.sleep(POLL_S)
         self._end_keeper(slot)
-        self._await_record(slot)
 
     def _family(self, slot: _Slot) -> set[Ident]:
         """Every living process of this engine, its keeper left out."""
@@ -304,7 +317,7 @@ class Host:
             # While the leader lives, the number of its session is nobody else's.
             found |= {row.ident for row in rows.values() if row.session == launched.pid and not row.zombie}
         kept = _keeper_of(slot.record)
-        return (found | processes.marked(MARKER, launched.marker)) - ({kept} if kept else set())
+        return (found | processes.marked(marks(launched.marker, launched.directory))) - ({kept} if kept else set())
 
     def _end_keeper(self, slot: _Slot) -> None:
         """It ends by itself when its tree is gone; one that does not (stopped, stuck) would hold the lock for ever."""
@@ -350,7 +363,7 @@ class Host:
         record = _read(Path(directory))
         if record.get("marker") == marker and isinstance(record.get("pid"), int):
             return self._remember(Path(directory), record).launched
-        living = processes.marked(MARKER, marker)
+        living = processes.marked(marks(marker, directory))
         if not living:
             return None
         return self._remember(Path(directory), _reconstructed(marker, living, Path(directory))).launched
@@ -386,13 +399,8 @@ class Host:
 
 
 def _argv(spec: LaunchSpec, bind: str, port: int, directory: Path) -> list[str]:
-    common = ["--model-path", spec.model_path, "--host", bind, "--port", str(port), "--enable-metrics"]
-    match spec.kind:
-        case "cpu":
-            own = ["--port-file", str(directory / PORT)]
-            return [spec.python, "-m", "rltop.train.cpu_engine", *common, *own, *spec.args]
-        case "sglang":
-            return [spec.python, "-m", "sglang.launch_server", *common, *spec.args]
+    address = ("--model-path", spec.model_path, "--host", bind, "--port", str(port))
+    return server_argv(spec.kind, spec.python, (*address, *spec.args), directory / PORT)
 
 
 def _port(spec: LaunchSpec, bind: str) -> socket.socket | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
-import psutil
 
-from rltop.engines import ports
-from rltop.engines.launcher import MARKER
+from rltop.engines import ports, processes
+from rltop.engines.launcher import marks, server_argv
+from rltop.engines.processes import Ident
 from rltop.errors import RltopError
 
 READY_LINE = "The server is fired up and ready to roll!"
@@ -78,7 +79,7 @@ class EngineProcess:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
-    _descendants: dict[int, psutil.Process] = field(default_factory=dict)
+    _descendants: set[Ident] = field(default_factory=set)
 
     @property
     def pid(self) -> int:
@@ -101,9 +102,8 @@ class EngineProcess:
 
     def note_descendants(self) -> None:
         """Remember the children that exist now, so that `stop` finds those that left the group or were orphaned."""
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(self.pid).children(recursive=True):
-                self._descendants[child.pid] = child
+        rows = processes.table()
+        self._descendants |= {rows[pid].ident for pid in processes.below(rows, [self.pid])}
 
     def stop(self, timeout_s: float = 20.0) -> int:
         """End it and everything it started; return its exit status. Safe to repeat.
@@ -119,32 +119,23 @@ class EngineProcess:
         return self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to whatever is left: the leader, its session, and the descendants seen so far.
+        """SIGKILL to whatever is left: the leader, the descendants seen so far, and whoever carries the marker.
 
-        Nothing is killed by number alone: the leader is our unreaped child, descendants are compared by start time
-        (psutil), and a member of the session must carry this engine's marker, because the number of a session whose
-        leader was reaped may be in use again.
+        Nothing is killed by number alone: the leader is our unreaped child, the others are compared by birth.
         """
         if self.process.poll() is None:
             self.process.kill()
-        members = {process.pid: process for process in psutil.process_iter() if self._is_member(process)}
-        left = list((members | self._descendants).values())
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        left = {
+            one
+            for one in self._descendants | processes.marked(marks(self.spec.marker, self.spec.directory))
+            if one.pid != self.pid
+        }
         deadline = time.monotonic() + KILL_WAIT_S
-        while (left := [process for process in left if _runs(process)]) and time.monotonic() < deadline:
-            psutil.wait_procs(left, timeout=POLL_S)
+        while (left := {one for one in left if processes.alive(one)}) and time.monotonic() < deadline:
+            for one in left:
+                processes.send(one, signal.SIGKILL)
+            time.sleep(POLL_S)
         self._descendants.clear()
-
-    def _is_member(self, process: psutil.Process) -> bool:
-        """Belongs to the session, other than its leader: psutil would reap that one and take its exit status away."""
-        if process.pid == self.pid:
-            return False
-        try:
-            return os.getsid(process.pid) == self.pid and process.environ().get(MARKER) == self.spec.marker
-        except (psutil.Error, OSError):
-            return False
 
 
 def launch_engine(
@@ -166,7 +157,7 @@ def launch_engine(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | dict(spec.env) | {MARKER: spec.marker, "PYTHONUNBUFFERED": "1"},
+            env=os.environ | dict(spec.env) | marks(spec.marker, spec.directory) | {"PYTHONUNBUFFERED": "1"},
         )
     engine = EngineProcess(spec, process, port, log)
     try:
@@ -181,16 +172,16 @@ def launch_engine(
 
 
 def _command(spec: EngineSpec, port: int, port_file: Path) -> list[str]:
-    common = ["--model-path", str(spec.model_path), "--host", spec.host, "--port", str(port), "--enable-metrics"]
-    match spec.kind:
-        case "cpu":
-            own = ["--port-file", str(port_file)]
-            if spec.die_with_parent:
-                own += ["--parent-pid", str(os.getpid())]
-            return [str(spec.python), "-m", "rltop.train.cpu_engine", *common, *own, *spec.args]
-        case "sglang":
-            server = [str(spec.python), "-m", "sglang.launch_server", *common, *spec.args]
-            return [sys.executable, "-I", "-c", _DIE_WITH_PARENT, *server] if spec.die_with_parent else server
+    own = ["--parent-pid", str(os.getpid())] if spec.kind == "cpu" and spec.die_with_parent else []
+    server = server_argv(
+        spec.kind,
+        str(spec.python),
+        ("--model-path", str(spec.model_path), "--host", spec.host, "--port", str(port), *own, *spec.args),
+        port_file,
+    )
+    if spec.kind == "sglang" and spec.die_with_parent:
+        return [sys.executable, "-I", "-c", _DIE_WITH_PARENT, *server]
+    return server
 
 
 _DIE_WITH_PARENT = """
@@ -256,14 +247,6 @@ def _died(engine: EngineProcess, status: int) -> RltopError:
         do="" if own else f"read the log: less {engine.log}",
         exit_code=2 if status == 2 else 1,
     )
-
-
-def _runs(process: psutil.Process) -> bool:
-    """A zombie does not: it is dead, and whoever inherited it may take a while to look."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def tail(path: Path, lines: int) -> str:

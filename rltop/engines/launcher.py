@@ -12,14 +12,19 @@ a process is ours by birth (pid and start time) or by its marker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rltop.errors import RltopError
 
 MARKER = "RLTOP_ENGINE"
 """Environment variable of every process of an engine: `<run>/<id>/<generation>`."""
+
+DIRECTORY = "RLTOP_ENGINE_DIR"
+"""Environment variable beside it: the generation's directory. Two runs of one name, under different roots, are two."""
 
 LOG = "stdout.log"
 RECORD = "record.json"
@@ -151,6 +156,20 @@ class Remains:
         """Nothing of this engine is left and its lock is free. What strangers hold (GPU memory, the port) is told, but
         it will not go away by waiting for this engine."""
         return not (self.processes or self.lock_holders or any(use.ours for use in self.gpu))
+
+
+def marks(marker: str, directory: str | Path) -> dict[str, str]:
+    """What the environment of every process of an engine says; together they are nobody else's on this machine."""
+    return {MARKER: marker, DIRECTORY: os.path.realpath(directory)}
+
+
+def server_argv(kind: Literal["cpu", "sglang"], python: str, args: Sequence[str], port_file: Path) -> list[str]:
+    """The command of a server. Metrics are always on; the CPU engine also writes the port that it found."""
+    match kind:
+        case "cpu":
+            return [python, "-m", "rltop.train.cpu_engine", "--enable-metrics", "--port-file", str(port_file), *args]
+        case "sglang":
+            return [python, "-m", "sglang.launch_server", "--enable-metrics", *args]
 
 
 class Launcher(Protocol):

@@ -64,7 +64,7 @@ def name(pid: int) -> str:
         process = psutil.Process(pid)
         words = process.cmdline()
         # SGLang's children call themselves `sglang::scheduler_TP0`; of anything else the program says most.
-        return " ".join(words)[:80] if words else str(process.name())
+        return " ".join(words).strip()[:80] if any(words) else str(process.name())
     except psutil.Error:
         return ""
 
@@ -127,12 +127,14 @@ def below(rows: Table, roots: Iterable[int]) -> set[int]:
     return {pid for pid in found if not rows[pid].zombie}
 
 
-def marked(variable: str, value: str) -> set[Ident]:
-    """Every process of this user with `variable=value` in its environment. Reads all of them: not for every tick."""
+def marked(marks: Mapping[str, str]) -> set[Ident]:
+    """Every process of this user with all these environment variables. Reads all of them: not for every tick."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(variable) == value and (one := ident(process.pid)) is not None and alive(one):
+            environ = process.environ()
+            ours = all(environ.get(name) == value for name, value in marks.items())
+            if ours and (one := ident(process.pid)) is not None and alive(one):
                 found.add(one)
     return found
 

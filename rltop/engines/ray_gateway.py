@@ -13,6 +13,7 @@ that. Everything else (no answer in time, Ray not reachable) is an error that sa
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -114,7 +116,7 @@ class Gateway:
 
     def start(self, spec: LaunchSpec) -> Launched:
         """Place the slot if it has no living place, and start the engine there."""
-        name, place = _name(spec.marker), dict(spec.place or DEFAULT_PLACE)
+        name, place = _name(spec.marker, spec.directory), dict(spec.place or DEFAULT_PLACE)
         with self._lock(name):
             slot = self._living(name)
             if slot is None or slot.place != place:
@@ -143,7 +145,7 @@ class Gateway:
 
     def adopt(self, directory: str, marker: str, place: dict[str, Any], node_id: str) -> Launched | None:
         """place, node_id: as it was started; the actor may have died with nobody there to make it again."""
-        name = _name(marker)
+        name = _name(marker, directory)
         with self._lock(name):
             slot = self._living(name)
             if slot is None and node_id and self._node_alive(node_id):
@@ -161,14 +163,14 @@ class Gateway:
             seen = self.look(launched, place)
             if seen.alive or seen.lock_held:
                 return
-        self._drop(_name(launched.marker))
+        self._drop(_name(launched.marker, launched.directory))
 
     # ------------------------------------------------------------------ slots
 
     def _ask(
         self, launched: Launched, place: dict[str, Any], method: str, *args: Any, timeout_s: float = ANSWER_S
     ) -> Any:
-        name = _name(launched.marker)
+        name = _name(launched.marker, launched.directory)
         slot = self._slots.get(name)
         if slot is not None and slot.node_id == launched.node_id:
             with contextlib.suppress(self._ray.exceptions.ActorDiedError):
@@ -296,9 +298,10 @@ class Gateway:
             return self._locks.setdefault(name, threading.Lock())
 
 
-def _name(marker: str) -> str:
-    """Of the slot's actor and group: the run and the engine, not the generation."""
-    return "rltop/" + marker.rpartition("/")[0]
+def _name(marker: str, directory: str) -> str:
+    """Of the slot's actor and group: of the run, this machine and the engine, not of the generation."""
+    where = f"{socket.gethostname()} {Path(directory).parent}"
+    return f"rltop/{marker.rpartition('/')[0]}/{hashlib.sha256(where.encode()).hexdigest()[:8]}"
 
 
 def _lost(node_id: str, node: str = "") -> LostNode:

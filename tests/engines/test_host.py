@@ -170,7 +170,7 @@ def test_terminate_reaches_the_leader_alone(tmp_path: Path, start: Started) -> N
     assert (seen.exit_code, seen.lock_held) == (0, True)
     assert [pid for pid, _ in seen.children] == [child.pid], "an orphan stays in sight"
     left = start.host.remains(launched)
-    assert left.processes == ((child.pid, "sleep 600"),)
+    assert [pid for pid, _ in left.processes] == [child.pid]
     assert not left.clean
     assert launched.keeper_pid in [pid for pid, _ in left.lock_holders]
 
@@ -197,6 +197,7 @@ def test_kill_does_what_term_does_not(tmp_path: Path, start: Started) -> None:
     start.host.kill(launched)
     seen = start.host.look(launched)
     assert (seen.alive, seen.exit_code, seen.children, seen.lock_held) == (False, -9, (), False)
+    assert start.host.look(launched) == seen
 
 
 def test_the_keeper_survives_what_is_meant_for_the_engine(tmp_path: Path, start: Started) -> None:
@@ -245,6 +246,31 @@ def test_strangers_are_named_and_left_alone(tmp_path: Path, start: Started) -> N
         assert alive(other)
         assert alive(leader_of(launched)), "nor was the engine taken for its neighbour"
         stranger.kill()
+
+
+def test_a_run_of_the_same_name_elsewhere_is_a_stranger(tmp_path: Path, start: Started) -> None:
+    one = start(spec(tmp_path, run="twin"))
+    other = start(spec(tmp_path, run="twin", directory=str(tmp_path / "b"), lock=str(tmp_path / "lock")), Host())
+    assert one.marker == other.marker
+    start.host.kill(one)
+    assert alive(leader_of(other))
+    assert Host().adopt(str(tmp_path / "c"), one.marker) is None
+
+
+def test_until_its_keeper_has_said_how_it_ended_an_engine_counts_as_alive(tmp_path: Path) -> None:
+    now = 0.0
+    host = Host(clock=lambda: now)
+    launched = host.start(spec(tmp_path, "exec sleep 600"))
+    os.kill(launched.keeper_pid, signal.SIGSTOP)  # a machine so crowded that it gets no turn
+    os.kill(launched.pid, signal.SIGKILL)
+    until(lambda: not alive(leader_of(launched)))
+    assert host.look(launched).alive
+    now = 3.0
+    seen = host.look(launched)
+    assert (seen.alive, seen.exit_code) == (False, None), "but not for ever"
+    os.kill(launched.keeper_pid, signal.SIGCONT)
+    until(lambda: host.look(launched).exit_code == -9)
+    until(lambda: not host.look(launched).lock_held)
 
 
 def test_an_engine_ends_with_the_process_that_it_is_tied_to(tmp_path: Path, start: Started) -> None:
