@@ -256,6 +256,8 @@ class ToggleView(Struct, frozen=True):
     """How the value in effect was found out."""
     engine_side: str = ""
     trainer_side: str = ""
+    locked: str = ""
+    """Why no choice can be had at all; empty: some can."""
     free: str = ""
     """What may be typed beside the choices, as a placeholder; empty: nothing."""
     ignored: bool = False
@@ -291,6 +293,7 @@ def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any) -
     """seen: where the value in effect was seen; without it how it would be."""
     sides = as_map(value.get("sides"))
     refused = {as_text(choice): as_text(why) for choice, why in as_map(value.get("refused")).items()}
+    locked = refused.pop("", "")
     choices = dict.fromkeys([*map(as_text, as_list(value.get("choices"))), *refused])
     return ToggleView(
         name=name,
@@ -302,7 +305,8 @@ def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any) -
         verify=as_text(seen) or as_text(value.get("verify")),
         engine_side=as_text(sides.get("engine")),
         trainer_side=as_text(sides.get("trainer")),
-        free=as_text(value.get("free")),
+        locked=locked,
+        free=as_text(value.get("free")) if not locked else "",
         ignored=name in ignored,
     )
 
@@ -324,9 +328,11 @@ def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
         return MIXED if len(found) > 1 else next(iter(found), "")
 
     refused: dict[str, str] = {}
+    locked = ""
     for engine, view in views:
         for choice, why in view.refused.items():
             refused.setdefault(choice, f"engine {engine}: {why}")
+        locked = locked or (f"engine {engine}: {view.locked}" if view.locked else "")
     return ToggleView(
         name=name,
         value=same(view.value for _, view in views if view.value),  # one that starts does not make it differ
@@ -337,7 +343,8 @@ def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
         verify=same(view.verify for _, view in views if view.value),
         engine_side=same(view.engine_side for _, view in views),
         trainer_side=same(view.trainer_side for _, view in views),
-        free=next((view.free for _, view in views if view.free), ""),
+        locked=locked,
+        free="" if locked else next((view.free for _, view in views if view.free), ""),
         ignored=any(view.ignored for _, view in views),
     )
 

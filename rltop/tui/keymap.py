@@ -53,6 +53,8 @@ class Context(Struct, frozen=True):
     """An operation on engines runs."""
     ab: bool = False
     """An A/B run goes on."""
+    access: bool = False
+    """The log has lines of good HTTP requests."""
 
 
 def works(key: Key, context: Context) -> bool:
@@ -88,6 +90,8 @@ def works(key: Key, context: Context) -> bool:
             return context.owned
         case "diff":
             return context.owned and context.staged
+        case "access":
+            return context.access
         case "drop":
             return context.staged
         case "revert":

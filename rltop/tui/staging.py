@@ -42,6 +42,8 @@ class Staging(Struct):
 
     def turn(self, toggle: ToggleView, step: int, targets: Sequence[EngineView]) -> str:
         """Go `step` choices on. Returns why the choice that is now looked at cannot be had; empty: it is staged."""
+        if toggle.locked:
+            return toggle.locked
         if not toggle.choices:
             return f"nothing is known of what {toggle.name} can be; = takes a value"
         here = self.looking.get(toggle.name) or self.changes.get(toggle.name) or toggle.now
@@ -58,9 +60,10 @@ class Staging(Struct):
     def put(self, toggle: ToggleView, value: str, targets: Sequence[EngineView]) -> str:
         """Stage a value (the present one takes the change back). Returns why it is refused, or nothing."""
         self.looking.pop(toggle.name, None)
-        if why := toggle.refused.get(value, ""):
+        if why := toggle.locked or toggle.refused.get(value, ""):
             self.changes.pop(toggle.name, None)
-            self.looking[toggle.name] = value
+            if value in toggle.refused:
+                self.looking[toggle.name] = value
             return why
         if value == toggle.now:
             self.changes.pop(toggle.name, None)

@@ -248,6 +248,20 @@ async def test_a_refused_choice_says_why_and_is_not_staged() -> None:
         assert "two sides: engine off, trainer off" in board.text
 
 
+async def test_a_toggle_that_cannot_be_changed_at_all_says_why() -> None:
+    async with desk() as board:
+        client = board.client
+        locked = {"value": "on", "choices": [], "refused": {"": "its arguments can not be read"}, "free": "N"}
+        client.put("toggles/0", client.mirror.state["toggles/0"] | {"cuda_graph": locked})
+        await board.press("e")
+        assert "cannot be changed: its arguments can not be read" in board.text
+        assert "= types" not in board.text
+        for keys in (("right",), ("left",), ("equals_sign", "3", "enter")):
+            await board.press(*keys)
+            assert "its arguments can not be read" in board.footer
+        assert not screen(board).staging.changes
+
+
 async def test_a_value_can_be_typed() -> None:
     async with desk() as board:
         await board.press("e", "G", "k", "equals_sign")

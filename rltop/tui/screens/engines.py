@@ -33,7 +33,7 @@ from rltop.tui.keytable import KEYS
 from rltop.tui.layout import LEAST, fits
 from rltop.tui.rows import Row, Span, crop, plain_text, row_cells, split
 from rltop.tui.staging import Staging, changes_text, names
-from rltop.tui.text import age
+from rltop.tui.text import age, wrap
 from rltop.tui.theme import Palette
 from rltop.tui.view import Frame
 from rltop.tui.widgets.ask import AskLine
@@ -153,6 +153,7 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
             previous=any(view.previous is not None for view in targets),
             operation=any(op.runs for op in scene.ops),
             ab=scene.fleet is not None and scene.fleet.ab is not None,
+            access=self._access or self._hides(scene) > 0,
         )
 
     @property
@@ -285,7 +286,7 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
                 return list(status_rows(view, frame, scene.fleet, op_of(scene.ops, view.id), width))
             case "toggles":
                 why = self._why_not(scene) if focused else ""
-                notice: list[Row] = [((f" {why}", "accent"),)] if why else []
+                notice = _notice(why, width)
                 room = height - len(notice)
                 rows = self.toggles.rows(scene.toggles, self.staging, frame, width, room, focused=focused)
                 return [*rows, *notice]
@@ -310,7 +311,7 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
             return _LOG_LEAST
         if part == "toggles":
             focused = self.active == "toggles"
-            extra = bool(focused and self._why_not(scene))
+            extra = len(_notice(self._why_not(scene) if focused else "", width))
             return self.toggles.need(scene.toggles, self.staging, scene.frame, width, focused=focused) + extra
         return len(self._part(part, scene, width, 1 << 16))
 
@@ -539,12 +540,12 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
             )
         else:
             why = self.staging.turn(toggle, step, scene.targets)
-            if why and not toggle.choices:
+            if why and toggle.name not in self.staging.looking:
                 self.message = why
 
     def _typed(self, toggle: ToggleView, text: str | None) -> None:
         if text is not None and text.strip():
-            self.staging.put(toggle, text.strip(), self.scene().targets)
+            self.message = self.staging.put(toggle, text.strip(), self.scene().targets)
 
     # -------------------------------------------------------------- input
 
@@ -601,3 +602,8 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
 
     def _wheel_right(self, action: str) -> None:
         self._wheel(self.active if self.active in SECTIONS else self._shown, action)
+
+
+def _notice(text: str, width: int) -> list[Row]:
+    """A remark under the toggles, wrapped; nothing for no text."""
+    return [((f" {piece}", "accent"),) for piece in wrap(text, max(10, width - 2))] if text else []

@@ -54,6 +54,8 @@ class TogglesSection(Struct):
         if toggle.choices:
             yield from _choices(toggle, staging, frame, width)
         seen = staging.looking.get(toggle.name, "")
+        if toggle.locked:
+            yield from _lines(f"cannot be changed: {toggle.locked}", "warn", frame, width)
         if seen in toggle.refused:
             yield from _lines(f"{seen} cannot be had: {toggle.refused[seen]}", "warn", frame, width)
         if toggle.free:
