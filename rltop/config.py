@@ -194,6 +194,13 @@ def _engines(table: Mapping[str, Any], place: Place, *, flags: bool) -> dict[str
             raise RltopError(f"{key} is for a run without [trainer]", where=place.at("engines", key), why=why)
         if (expected := _wrong(key, value)) is not None:
             raise place.wrong("engines", key, expected)
+    if table.get("launcher") == "ray" and "model_path" in table and "ray_address" not in table:
+        raise RltopError(
+            'launcher = "ray" needs ray_address',
+            where=place.at("engines", "launcher"),
+            why="without a trainer of rltop's nobody else says which cluster",
+            do='ray_address = "10.0.0.1:6379"',
+        )
     if "model_path" not in table and (stray := next((key for key in table if key in STARTING), None)):
         why = "the daemon starts engines of its own only when it knows their model"
         raise RltopError(f"{stray} without model_path", where=place.at("engines", stray), why=why)

@@ -185,6 +185,9 @@ class EngineCommands:
             ray = {**(ray if isinstance(ray, dict) else {})}
             if options is not None and options.ray_address:
                 ray["address"] = options.ray_address
+            if not isinstance(ray.get("address"), str) or not ray["address"]:
+                do = 'ray {"address": "host:6379"}, or ray_address in [engines]'
+                raise Wrong("the ray launcher needs the address of a cluster", do)
         request = StartEngines(
             slots=slots_of(given), launcher=launcher, ray=ray if launcher == "ray" else None, who=who
         )

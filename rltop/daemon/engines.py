@@ -411,7 +411,7 @@ def _ray_launcher(ray: Mapping[str, str]) -> Launcher:
 
     given = {key: value for key, value in ray.items() if value}
     return RayLauncher(
-        address=given.get("address", "auto"),
+        address=given.get("address", ""),
         namespace=given.get("namespace", NAMESPACE),
         token_file=given.get("token_file", ""),
     )

@@ -83,6 +83,7 @@ def test_engines_alone_and_how_they_are_kept() -> None:
         ("[engines]\nmodel_path = 'm'\n[engines.env]\nA = 1\n", "up.toml:3", "env must be a table of strings"),
         ("[trainer]\ncommand = ['x']\n[engines]\ncount = 2\n", "up.toml:4", "count without model_path"),
         ("[engines]\nrestart = 'auto'\n", "up.toml", "there is no trainer to start"),
+        ("[engines]\nmodel_path = 'm'\nlauncher = 'ray'\n", "up.toml:3", "needs ray_address"),
     ],
 )
 def test_mistakes(text: str, where: str, what: str) -> None:

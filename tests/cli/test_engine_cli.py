@@ -16,7 +16,6 @@ from rltop.cli.engine import HEAD, ab_lines, changes_of, signal_words, toggle_wo
 from rltop.cli.main import main
 from rltop.errors import RltopError
 from rltop.runs import RunInfo
-from tests.cli.conftest import rltop
 from tests.cli.terminal import terminal
 from tests.daemon.util import Producer, Viewer, real_daemon, wait_for
 
@@ -137,26 +136,29 @@ def test_mistakes(run: RunInfo, capsys: Capture) -> None:
 
 
 def test_an_operator_who_comes_second_is_told_and_ctrl_c_leaves_the_operation_going(
-    tmp_path: Path, runs_dir: Path, capsys: Capture
+    run: RunInfo, capsys: Capture
 ) -> None:
-    env = {"RLTOP_FAKE_PACE": "0.5"}
-    with real_daemon(runs_dir, "e-2", config=ENGINES, module="tests.daemon.fake_fleet", env=env) as info:
-        with Viewer(info) as viewer:
-            viewer.hello()
-            viewer.until_state(lambda state: state["op/1"]["state"] == "done")
-        with terminal("engine", "restart", "--engine", "0", env={"RLTOP_DIR": str(runs_dir)}) as first:
-            first.read_until("DRAINING")
-            busy = refused(capsys, "stop", "--engine", "0,1", code=1)
-            assert re.search(r"busy\n +why: engine 0: operation 2 \(engine-restart, by .*\) is not over yet", busy)
-            first.process.send_signal(signal.SIGINT)
-            first.read_until("operation 2 goes on without this command: rltop engine cancel 2 stops it")
-            assert first.end() == 130
-        assert [op["state"] for op in json_of(capsys, "engine", "list")["ops"]] == ["done", "running"]
-        assert main(["engine", "cancel", "2"]) == 0
-        capsys.readouterr()
-        assert [op["state"] for op in json_of(capsys, "engine", "list")["ops"]] == ["done", "cancelled"]
-        assert main(["engine", "start", "--engine", "1", "--no-wait"]) == 0
-        assert capsys.readouterr().out == "operation 4\n"
+    hold = run.path / "hold"
+    hold.touch()
+    with terminal("engine", "restart", "--engine", "0", env={}) as first:
+        first.read_until("DRAINING")
+        busy = refused(capsys, "stop", "--engine", "0,1", code=1)
+        found = re.search(r"busy\n +why: engine 0: operation (\d+) \(engine-restart, by .*\) is not over yet", busy)
+        assert found is not None, busy
+        op = found[1]
+        first.process.send_signal(signal.SIGINT)
+        first.read_until(f"operation {op} goes on without this command: rltop engine cancel {op} stops it")
+        assert first.end() == 130
+    ops = {row["op"]: row["state"] for row in json_of(capsys, "engine", "list")["ops"]}
+    assert ops[op] == "running"
+    assert main(["engine", "cancel", op]) == 0
+    capsys.readouterr()
+    ops = {row["op"]: row["state"] for row in json_of(capsys, "engine", "list")["ops"]}
+    assert ops[op] == "cancelled"
+    assert main(["engine", "restart", "--engine", "0", "--no-wait"]) == 0
+    assert re.fullmatch(r"operation \d+\n", capsys.readouterr().out)
+    hold.unlink()
+    wait_for(lambda: json_of(capsys, "engine", "list")["ops"][-1]["state"] == "done")
 
 
 def test_over_a_pipe_as_over_ssh(run: RunInfo, capsys: Capture) -> None:
@@ -182,28 +184,16 @@ def test_http_of_an_engine_that_others_run(run: RunInfo, capsys: Capture) -> Non
     assert (found["state"], found["text"]) == ("done", "flush asked of engine 0")
 
 
-def test_a_dead_run_takes_no_commands(runs_dir: Path, capsys: Capture) -> None:
-    with real_daemon(runs_dir, "gone", config=ENGINES, module="tests.daemon.fake_fleet") as info:
+def test_a_run_without_engines_and_a_dead_one(runs_dir: Path, capsys: Capture) -> None:
+    with real_daemon(runs_dir, "none") as info:
         wait_for(lambda: (info.path / "journal.sqlite").exists())
-    assert "is not running: there is nothing to control" in refused(capsys, "restart", "--engine", "0", "--run", "gone")
-    assert main(["engine", "list", "--run", "gone"]) == 0
-    assert "STOPPED" in capsys.readouterr().out, "what it left can be read"
-
-
-def test_a_run_without_engines(runs_dir: Path, capsys: Capture) -> None:
-    with real_daemon(runs_dir, "none"):
         assert main(["engine", "list"]) == 0
         capsys.readouterr()
         assert "the run has no engines" in refused(capsys, "restart", "--engine", "0")
         assert main(["engine", "ab"]) == 1
-    assert "no A/B comparison" in capsys.readouterr().err
-
-
-def test_help_is_there() -> None:
-    for words in ([], ["set"], ["logs"]):
-        ended = rltop("engine", *words, "--help")
-        assert ended.returncode == 0
-        assert "--engine" in ended.stdout or not words
+        assert "no A/B comparison" in capsys.readouterr().err
+    assert "is not running: there is nothing to control" in refused(capsys, "restart", "--engine", "0", "--run", "none")
+    assert main(["engine", "list", "--run", "none"]) == 0, "what it left can be read"
 
 
 # ---------------------------------------------------------------- words

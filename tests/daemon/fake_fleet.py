@@ -4,7 +4,7 @@ It remembers its slots in the run directory as the real one does, so that a seco
 an operation waits there in each of its stages; by default it is open.
 
 `python -m tests.daemon.fake_fleet ARGS` is a daemon over it (`rltop.daemon`'s arguments), for tests of the command
-line; `RLTOP_FAKE_PACE` is how long each stage takes, in seconds.
+line; `RLTOP_FAKE_PACE` is how long each stage takes, in seconds, and a file `hold` in the run directory holds them.
 """
 
 from __future__ import annotations
@@ -182,6 +182,8 @@ class FakeFleet:
         self._move(name, state)
         await asyncio.sleep(self.pace)
         await self.gate.wait()
+        while (self.engines.run_dir / "hold").exists():  # noqa: ASYNC110 - a test in another process holds it
+            await asyncio.sleep(0.02)
 
     def declare(self, slot: EngineSlot, state: str = "STOPPED") -> None:
         """Have a slot, without doing anything."""

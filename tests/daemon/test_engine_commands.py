@@ -228,6 +228,7 @@ def _fields(request: Any) -> dict[str, Any]:
         ("engines-start", "", {"args": {"slots": [{"id": "all"}]}}, "'all' is no id"),
         ("engines-start", "", {"args": {"slots": [{"id": "0"}, {"id": "0"}]}}, "two slots have one id"),
         ("engines-start", "", {"args": {"slots": [{"id": "0"}], "launcher": "slurm"}}, "unknown launcher 'slurm'"),
+        ("engines-start", "", {"args": {"slots": [{"id": "0"}], "launcher": "ray"}}, "needs the address of a cluster"),
         ("engine-set", "0", {"args": {}}, "`changes` is a map"),
         ("engine-set", "0", {"args": {"changes": {"cuda_graph": None}}}, "'cuda_graph' needs a word"),
         ("engine-set", "0", {"args": {"changes": {"cuda_grph": "on"}}}, "did you mean 'cuda_graph'"),

@@ -126,6 +126,7 @@ def test_engines_whose_daemon_was_killed_are_ended_by_down(config: Path, capsys:
     assert "is not running" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_engines_of_a_trainer_that_ended_meanwhile_are_ended_by_the_next_daemon(
     config: Path, model: Path, capsys: Capture
 ) -> None:
