@@ -352,6 +352,7 @@ class Host:
                     ours=_owns(family, holder.pid, rows),
                 )
                 for holder in visible(reading.holders, slot.record.get("gpus"))
+                if _owns(family, holder.pid, rows) or not _neighbour(holder.pid, launched)
             ),
             gpu_source=reading.source,
         )
@@ -504,6 +505,20 @@ def _listener(host: str, port: int) -> str:
 def _owns(family: set[Ident], pid: int, rows: Table) -> bool:
     """A number that one of ours had and nobody has now is ours: the driver is still giving its memory back."""
     return any(one.pid == pid and (pid not in rows or rows[pid].ident == one) for one in family)
+
+
+def _neighbour(pid: int, launched: Launched) -> bool:
+    """Another engine of the same run, or its trainer: they may share a GPU, and nobody waits for them."""
+    try:
+        environ = psutil.Process(pid).environ()
+    except psutil.Error:
+        return False
+    engines = os.path.realpath(Path(launched.directory).parents[1])
+    mine = (
+        environ.get(DIRECTORY, ""),
+        os.path.join(os.path.realpath(environ.get("RLTOP_RUN_DIR", "/")), "engines", ""),
+    )
+    return any(path.startswith(engines + os.sep) for path in mine)
 
 
 def _size(path: Path) -> int:

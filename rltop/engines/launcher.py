@@ -147,7 +147,8 @@ class Remains:
     port_holder: str = ""
     """Who listens on the engine's port, in words; "" when it is free. A stranger may have taken it by now."""
     gpu: tuple[GpuUse, ...] = ()
-    """Who holds memory on the GPUs that the engine could see. A process that is not ours is named, never killed."""
+    """Who holds memory on the GPUs that the engine could see. A process that is not ours is named, never killed.
+    Other engines of the run, and its trainer, are left out: that they share a GPU is nothing to wait for or to tell."""
     gpu_source: Literal["nvml", "nvidia-smi", "none"] = "none"
     """Where `gpu` comes from; "none": there is no GPU, or nobody to ask."""
 

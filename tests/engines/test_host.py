@@ -471,6 +471,27 @@ def test_gpu_memory_of_ours_is_waited_for_and_that_of_others_named(tmp_path: Pat
     assert [use.ours for use in left.gpu] == [False]
 
 
+def test_a_gpu_shared_with_the_runs_own_engines_and_trainer_is_nothing_to_tell(tmp_path: Path, start: Started) -> None:
+    readings: list[Holder] = []
+    host = Host(gpus=lambda: Reading("nvml", tuple(readings)))
+    launched = start(spec(tmp_path), host)
+    other = start(
+        spec(tmp_path, engine_id="1", directory=str(tmp_path / "engines" / "1" / "1"), lock=str(tmp_path / "1")), host
+    )
+    until(lambda: "child" in text(other))
+    with (
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "RLTOP_RUN_DIR": str(tmp_path)}) as trainer,
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "RLTOP_RUN_DIR": str(tmp_path) + "2"}) as stranger,
+    ):
+        pids = [launched.pid, other.pid, child_of(other).pid, trainer.pid, stranger.pid]
+        readings += [Holder(0, "GPU-a", pid, 1092) for pid in pids]
+        seen = until(lambda: len(found := host.remains(launched).gpu) == 2 and found)
+        assert [(use.pid, use.ours) for use in seen] == [(launched.pid, True), (stranger.pid, False)]
+        readings.clear()
+        trainer.kill()
+        stranger.kill()
+
+
 def test_what_nvidia_smi_prints() -> None:
     gpus = "0, GPU-aa\n1, GPU-bb\n"
     apps = "GPU-bb, 4123, 44088\nGPU-aa, 77, [N/A]\nNo running processes found\nGPU-cc, 1, 2\n"
