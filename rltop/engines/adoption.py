@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _ENDING = (State.STOPPING, State.DRAINING, State.RECLAIMING)
 
 
-async def adopt(engine: Engine, launcher: Launcher) -> None:
-    """Find the slot's newest process, dead or alive. Sets `engine.adopted` once it is known how things are."""
+async def adopt(engine: Engine, launcher: Launcher) -> bool:
+    """Find the slot's newest process, dead or alive. True, and `engine.adopted`, once it is known how things are."""
     record = engine.record
     generation, state = record.generation, record.state
     if generation == 0 or (state is State.STOPPED and record.process is None):
         engine.adopted = True
-        return
+        return True
     engine.spec = engine.spec_of(generation)
     try:
         process = await launcher.adopt(engine.spec.directory, engine.spec.marker)
@@ -38,14 +38,15 @@ async def adopt(engine: Engine, launcher: Launcher) -> None:
             engine.adopted, engine.process = True, record.process
             _as_live(engine, generation)
             engine.fire(NodeLost(record.process.node or error.where))
-        return
+        return engine.adopted
     except (RltopError, TimeoutError) as error:
         engine.waits = f"an answer of its launcher ({str(error).partition(chr(10))[0]})"
-        return
+        return False
     engine.adopted, engine.waits = True, ""
     nothing = record.process is None and state not in (State.LAUNCHING, *LIVE)
     if process is not None and look is not None and (look.alive or not nothing):
         _take(engine, process, look, state)
+    return True
 
 
 def _take(engine: Engine, process: Launched, look: Look, state: State) -> None:

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
 def engine_cell(engine: Engine) -> dict[str, Any]:
     """Plain data. Times are on the wall clock; what is unknown is null."""
-    slot, record, house, watch = engine.slot, engine.record, engine.house, engine.watch
-    # A wall clock that is set must not move what does not change.
-    offset = round(house.wall() - house.clock(), 1)
+    slot, record, watch = engine.slot, engine.record, engine.watch
+    offset = engine.wall_offset()
     declared, process = record.declared, engine.process
     found, stats = watch.verified, watch.stats
     return {
@@ -42,7 +41,7 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "weight_version": watch.weight_version or None,
         "weight_digest": watch.weight_digest,
         "arm": record.arm,
-        "signals": watch.health.signals(house.clock(), house.clock() + offset),
+        "signals": _signals(engine, offset),
         "toggles": {name: one.value for name, one in found.toggles.items()} if found else {},
         "wanted": engine.wanted(),
         "ignored": found.ignored if found else [],
@@ -56,3 +55,10 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "spec_accept_length": stats.spec_accept_length if stats else None,
         "error": stats.problem if stats and not stats.reachable else "",
     }
+
+
+def _signals(engine: Engine, offset: float) -> dict[str, dict[str, Any]]:
+    """The five, with times that do not move while they say the same."""
+    now = engine.house.clock()
+    found = engine.watch.health.signals(now, now + offset)
+    return {name: {**one, "t": round(one["t"], 2)} for name, one in found.items()}

@@ -200,17 +200,17 @@ async def sync(
             held = await client.weight_version()
             if held != wanted.version:
                 return Awaits(f"loaded {wanted.version!r} from disk, but it says {held!r}"), held, ""
-        digest = ""
+        found = ""
         if wanted.digest or always_digest:
-            digest = overall(await client.weights_checker("checksum"))
-        if wanted.digest and digest != wanted.digest:
-            why = f"it calls its weights {held!r}, but their digest is {digest[:12]}, not {wanted.digest[:12]}"
-            return Awaits(why), held, digest
+            found = overall(await client.weights_checker("checksum"))
+        if wanted.digest and found != wanted.digest:
+            why = f"it calls its weights {held!r}, but their digest is {found[:12]}, not {wanted.digest[:12]}"
+            return Awaits(why), held, found
     except (EngineUnreachable, EngineRefused, TimeoutError) as error:
         return Awaits(f"cannot be asked for its weights: {error or 'no answer in time'}"), "", ""
     if required() != wanted:
-        return Awaits(f"the required version moved on from {wanted.version!r}"), held, digest
-    return Synced(held), held, digest
+        return Awaits(f"the required version moved on from {wanted.version!r}"), held, found
+    return Synced(held), held, found
 
 
 async def _bring(client: AsyncEngineClient, wanted: Required, model_path: str, holds: str) -> Awaits | None:
@@ -228,6 +228,16 @@ async def _bring(client: AsyncEngineClient, wanted: Required, model_path: str, h
     return None
 
 
+async def digest(client: AsyncEngineClient) -> tuple[str, str]:
+    """Version and digest of its weights; both empty when they changed meanwhile or it does not say."""
+    try:
+        before = await client.weight_version()
+        found = overall(await client.weights_checker("checksum"))
+        return (before, found) if await client.weight_version() == before else ("", "")
+    except (EngineUnreachable, EngineRefused):
+        return "", ""
+
+
 def overall(answer: Mapping[str, Any]) -> str:
     """The digest over all weights of the first rank, as `/weights_checker` says it."""
     for rank in answer.get("ranks") or ():
@@ -241,13 +251,12 @@ async def reclaim(
 ) -> tuple[Reclaimed | Held, Remains]:
     """Kill what is left of it and is ours; say what remains.
 
-    specs: of the generations that may still be there. Without a process that is known, they are looked for.
+    specs: of other generations that may still be there; they are looked for.
     """
     found = [launched] if launched is not None else []
-    if launched is None:
-        for spec in specs:
-            old = await launcher.adopt(spec.directory, spec.marker)
-            found += [old] if old is not None else []
+    for spec in specs:
+        old = await launcher.adopt(spec.directory, spec.marker)
+        found += [old] if old is not None else []
     remains = Remains()
     for one in found:
         remains = await launcher.remains(one)

@@ -235,7 +235,7 @@ class EngineHealth:
     def signals(self, now: float, wall: float) -> dict[str, dict[str, Any]]:
         """The five for the engine's cell: `{ok, text, t}`, t on the wall clock."""
         unknown = Signal(None, "nothing seen yet", now)
-        found = {name: self._signals.get(name, unknown) for name in NAMES}
+        found = {name: self._signals.setdefault(name, unknown) for name in NAMES}
         return {name: {"ok": one.ok, "text": one.text, "t": wall - (now - one.t)} for name, one in found.items()}
 
     # -- inside

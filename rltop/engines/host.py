@@ -415,6 +415,7 @@ def _prepare(directory: Path, lock: Path) -> Any:
     """The directory of the generation, empty of what an earlier try left, and its open log."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (directory / "coredump").mkdir(exist_ok=True, mode=0o700)  # CUDA makes no folder for its dumps
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (PORT, RECORD):
             (directory / name).unlink(missing_ok=True)

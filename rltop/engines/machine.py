@@ -102,7 +102,8 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
             # Out of the rotation at once, but not ended: it may be writing the dump that names the kernel.
             failing = Crash(fingerprint, slot.rollouts, slot.generation)
             dying = replace(slot, failing=failing, fingerprint=fingerprint)
-            return _to(dying, State.DRAINING, now, cause, deadline=now + policy.dying_s), (Action.ALARM,)
+            dying = _to(dying, State.CRASHED, now, cause, clean=False, deadline=now + policy.dying_s)
+            return replace(dying, dying=True), (Action.ALARM,)
         case Released() if state in ANSWERING:
             return _to(slot, State.OFFLOADED, now, "its memory is released to the trainer"), ()
         case Resumed() if state is State.OFFLOADED:
@@ -130,7 +131,7 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
     state, outdated = slot.state, slot.generation < goal.generation
     # What a hung engine holds never ends: whoever waits for it is told sooner by the end of the connection.
     drain = goal.drain and not (state is State.SUSPECT and slot.escalated)
-    if updating and not (state is State.DRAINING and goal.run and not outdated and slot.failing is None):
+    if updating and not (state is State.DRAINING and goal.run and not outdated):
         return None
     if not goal.run:
         if state is State.LOST:
@@ -146,7 +147,7 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
             return Start(person=True, cause=goal.cause)
         case State.LOST if outdated:
             return GiveUp(goal.cause)
-        case State.DRAINING if not outdated and slot.failing is None:
+        case State.DRAINING if not outdated:
             return Undrain("its stop was called off")
         case _ if outdated and (state in ANSWERING | STARTING or state is State.OFFLOADED):
             return Stop(goal.cause, drain)
@@ -167,29 +168,31 @@ def _ending(slot: Slot, event: Event, now: float) -> Outcome:
             if slot.clean:
                 return _to(forgiven, State.STOPPED, now, cause), ()
             return _to(forgiven, State.RECLAIMING, now, cause, deadline=now + policy.reclaim_s), (Action.RECLAIM,)
-        case Undrain(cause) if state is State.DRAINING and slot.failing is None:
+        case Undrain(cause) if state is State.DRAINING:
             # Weights may have moved on while it was out: it proves its version like everybody.
             return _to(slot, State.STALE, now, cause, deadline=now + policy.stale_s), ()
-        case Drained(cause) if state is State.DRAINING and slot.failing is None:
+        case Drained(cause) if state is State.DRAINING:
             return _terminate(slot, cause or slot.cause, now)
         case Exited(fingerprint, cause) if state in (State.DRAINING, State.STOPPING):
-            if state is State.DRAINING and slot.failing is not None:
-                return _crash(slot, fingerprint, cause, now)
             if state is State.DRAINING:
                 slot = replace(slot, fingerprint=fingerprint)
                 reclaiming = _to(slot, State.RECLAIMING, now, f"ended while it was drained: {cause}", clean=False)
                 return replace(reclaiming, deadline=now + policy.reclaim_s), (Action.EVIDENCE, Action.RECLAIM)
             reclaiming = _to(slot, State.RECLAIMING, now, slot.cause, clean=False, deadline=now + policy.reclaim_s)
             return reclaiming, (Action.RECLAIM,)
+        case Exited(fingerprint, cause) if state is State.CRASHED and slot.dying:
+            # What is known at its end is known better.
+            crashed, actions = _crash(slot, fingerprint, cause, now)
+            return replace(crashed, since=slot.since), tuple(one for one in actions if one is not Action.ALARM)
         case Exited(fingerprint, cause) if state in LIVE or state is State.LOST:
             return _crash(slot, fingerprint, cause, now)
-        case Held(cause) if state in (State.RECLAIMING, State.CRASHED):
+        case Held(cause) if state in (State.RECLAIMING, State.CRASHED) and not slot.dying:
             return replace(slot, cause=cause), ()
         case Reclaimed() if state is State.RECLAIMING:
             if slot.failing is not None:
                 return _after_crash(replace(slot, clean=True), slot.failing, now)
             return _to(slot, State.STOPPED, now, slot.cause, clean=True), ()
-        case Reclaimed() if state is State.CRASHED and not slot.clean:
+        case Reclaimed() if state is State.CRASHED and not slot.clean and not slot.dying:
             assert slot.failing is not None, "CRASHED is entered with the crash"
             return _after_crash(replace(slot, clean=True), slot.failing, now)
         case _:
@@ -274,6 +277,9 @@ def _tick(slot: Slot, now: float) -> Outcome:
             # A process in an uninterruptible call ends when that returns; killing again costs nothing.
             late = replace(slot, cause=f"SIGKILL did not end it {over}", deadline=now + policy.kill_s)
             return late, (Action.ALARM, Action.KILL)
+        case State.CRASHED if slot.dying:
+            ended = replace(slot, dying=False, deadline=now + policy.reclaim_s)
+            return ended, (Action.EVIDENCE, Action.RECLAIM)
         case State.LOST if policy.restart == "auto":
             return _give_up(slot, f"its node has not come back {over}", now)
         case State.BACKOFF:
@@ -355,5 +361,6 @@ def _to(
         cause=cause,
         deadline=deadline,
         escalated=False,
+        dying=False,
         clean=slot.clean if clean is None else clean,
     )

@@ -31,7 +31,7 @@ from rltop.engines.requests import (
     Synced,
 )
 from rltop.engines.rules import judge
-from rltop.engines.slots import differences
+from rltop.engines.slots import declared_config, differences
 from rltop.engines.states import ANSWERING, LIVE, State
 from rltop.engines.supervisor import Engine
 from rltop.engines.toggle_table import CORE_DUMP_ENVIRONMENT, LAUNCH_BLOCKING
@@ -122,11 +122,6 @@ def _start_engines(
     return FleetPlan(request=request, steps=steps, diff=diff, targets=tuple(ids), generations=generations)
 
 
-def declared_config(slot: EngineSlot) -> Config:
-    """What its owner asked for."""
-    return Config(args=slot.args, env=dict(slot.env), unset=slot.unset)
-
-
 def _problem(slot: EngineSlot) -> Refused | None:
     """Why this engine cannot be started at all."""
     if not _ID.fullmatch(slot.id):
@@ -141,7 +136,8 @@ def _problem(slot: EngineSlot) -> Refused | None:
 
 
 def _start(request: Start, chosen: list[Engine]) -> FleetPlan | Refused:
-    waiting = [engine for engine in chosen if engine.slot.state not in LIVE | {State.LAUNCHING}]
+    # One that is not adopted yet may turn out to run.
+    waiting = [one for one in chosen if one.adopted and one.slot.state not in LIVE | {State.LAUNCHING}]
     if not waiting:
         return Refused(code="bad-args", why="every engine that was named runs", do="rltop engine restart restarts them")
     steps = [f"engine {one.id}: start generation {one.slot.generation + 1}" for one in waiting]

@@ -209,8 +209,12 @@ async def _arrival(engine: Engine, number: int, stage: Stage) -> str:
 
 def patience(policy: FleetPolicy) -> float:
     """Seconds after which an operation on one engine has failed: all deadlines together, and as long for weights."""
-    down = policy.drain_s + policy.abort_s + policy.term_s + policy.kill_s + policy.reclaim_s
-    return down + policy.launch_s + 2 * policy.start_s
+    return ending(policy) + policy.drain_s + policy.launch_s + 2 * policy.start_s
+
+
+def ending(policy: FleetPolicy) -> float:
+    """Seconds that the end of one engine may take, without its drain; it may have to be launched first."""
+    return policy.abort_s + policy.term_s + policy.kill_s + policy.reclaim_s + policy.launch_s
 
 
 async def _go_back(engine: Engine, stage: Stage) -> str:
@@ -278,17 +282,17 @@ async def stop(engine: Engine, cause: str, stage: Stage, *, drain: bool = True) 
     before = engine.record
     engine.marks.clear()
     engine.aim(Goal(run=False, generation=engine.slot.generation, drain=drain, cause=cause))
-    tell = _teller(engine, stage)
+    tell, limit = _teller(engine, stage), ending(engine.house.policy) + (engine.house.policy.drain_s if drain else 0)
 
     def stopped() -> bool:
         tell()
         return engine.adopted and engine.slot.state is State.STOPPED
 
     try:
-        async with asyncio.timeout(patience(engine.house.policy)):
+        async with asyncio.timeout(limit):
             await engine.until(stopped)
     except TimeoutError as error:
-        why = f"it is still {engine.slot.state}: {engine.slot.cause}"
+        why = f"it is still {engine.slot.state}: {engine.waits or engine.slot.cause}"
         raise RltopError(f"engine {engine.id} was not stopped", why=why, do=_log(engine), exit_code=1) from error
     except asyncio.CancelledError:
         call_off(engine, before)

@@ -23,6 +23,7 @@ import msgspec
 from rltop.engines.launcher import Launched, LaunchSpec
 from rltop.engines.requests import Config, EngineSlot
 from rltop.engines.states import Crash, FleetPolicy, Goal, Slot, State
+from rltop.engines.toggle_table import CORE_DUMP, CORE_DUMP_ENVIRONMENT, CORE_DUMP_FILE, is_on
 from rltop.errors import RltopError
 
 SCHEMA = 1
@@ -36,6 +37,8 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     declared: EngineSlot
     """As its owner asked for it; `args`, `env` and `unset` there are before any toggle."""
     launcher: str = "local"
+    ray: Mapping[str, Any] | None = None
+    """Where the cluster of launcher `ray` is."""
     config: Config
     """Of the next launch."""
     running: Config
@@ -56,6 +59,8 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int = 0
     process: Launched | None = None
     """Of `generation`; None: not started yet, or nothing is left of it."""
+    unproven: tuple[int, ...] = ()
+    """Generations that were given up with their node, never seen dead: they may still hold the slot's lock there."""
     emptied: bool = False
     """Its memory was released since it got weights: its label says nothing until they are pushed or loaded again."""
     version: str = ""
@@ -69,6 +74,9 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
         """What the launcher is asked for, or was."""
         slot = self.declared
         folder = run_dir / "engines" / slot.id
+        env = dict(self.running.env)
+        if is_on(env.get(CORE_DUMP)):
+            env.setdefault(CORE_DUMP_FILE, str(folder / str(generation) / "coredump" / "cuda_coredump_%h.%p.%t"))
         return LaunchSpec(
             run=run,
             engine_id=slot.id,
@@ -81,7 +89,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
             host=slot.host,
             port=slot.port,
             args=self.running.args,
-            env=self.running.env,
+            env=env,
             unset=self.running.unset,
             place=slot.place,
         )
@@ -119,10 +127,21 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **fields)
 
 
-def new_record(declared: EngineSlot, launcher: str) -> SlotRecord:
+def declared_config(slot: EngineSlot) -> Config:
+    """What its owner asked for; with core dumps, where nobody has said anything about them.
+
+    They name the kernel of an illegal access, inside graphs too, and cost 3 MB (facts in `toggle_table`).
+    """
+    env, said = dict(slot.env), {*slot.env, *slot.unset, *os.environ}
+    if slot.kind == "sglang" and not said & {CORE_DUMP, "SGLANG_CUDA_COREDUMP"}:
+        env = {**CORE_DUMP_ENVIRONMENT, **env}
+    return Config(args=slot.args, env=env, unset=slot.unset)
+
+
+def new_record(declared: EngineSlot, launcher: str, ray: Mapping[str, Any] | None = None) -> SlotRecord:
     """A slot that nothing was started in yet."""
-    config = Config(args=declared.args, env=dict(declared.env), unset=declared.unset)
-    return SlotRecord(declared=declared, launcher=launcher, config=config, running=config)
+    config = declared_config(declared)
+    return SlotRecord(declared=declared, launcher=launcher, ray=ray, config=config, running=config)
 
 
 def remembered(record: SlotRecord, policy: FleetPolicy, now: float) -> Slot:

@@ -33,6 +33,7 @@ class State(StrEnum):
     OFFLOADED = "OFFLOADED"
     """Its memory is released to the trainer: asking it for a token would kill it, so nothing probes."""
     CRASHED = "CRASHED"
+    """Its end was not asked for. `Slot.dying`: its process is still there, writing its dumps."""
     BACKOFF = "BACKOFF"
     QUARANTINED = "QUARANTINED"
     """It keeps crashing in one way: a person decides."""
@@ -130,6 +131,8 @@ class Slot:
     """Survived by this generation."""
     restarts: int = 0
     """Automatic ones, in all."""
+    dying: bool = False
+    """CRASHED, but the process has not ended yet: it has `dying_s` to write what tells why."""
     clean: bool = True
     """Nothing of an ended process is left."""
     escalated: bool = False

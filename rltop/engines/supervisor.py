@@ -31,6 +31,7 @@ from rltop.engines.scrape import EngineStats
 from rltop.engines.slots import SlotRecord, remembered
 from rltop.engines.states import (
     ANSWERING,
+    DEAD,
     LIVE,
     SERVING,
     Action,
@@ -59,6 +60,10 @@ FAST_S = 0.05
 MOVING_S = 10.0
 """A state that lasts longer is not waited for by the moment."""
 PROBE_S = 1.0
+DIGEST_S = 5.0
+"""Between two questions for the digest of the weights, of an idle engine."""
+MOST_UNPROVEN, UNPROVEN_S = 16, 5.0
+"""Generations that were lost with their node, and how often they are looked for while nothing runs."""
 _STEADY = frozenset(
     {State.STOPPED, State.HEALTHY, State.SUSPECT, State.OFFLOADED, State.BACKOFF, State.QUARANTINED, State.LOST}
 )
@@ -103,6 +108,7 @@ class Engine:
         self._shown: dict[str, Any] | None = None
         self._told: set[str] = set()
         self._pushed = ("", "")
+        self._offset = 0.0
         self._read: tuple[Config, dict[str, str]] | None = None
 
     # ---------------------------------------------------------------- for operations
@@ -116,10 +122,17 @@ class Engine:
     def url(self) -> str:
         """Base of its HTTP API; empty while its port is not known."""
         look = self.watch.look
-        if self.process is None or look is None or not look.port:
+        if self.process is None or look is None or not look.port or self.slot.state not in LIVE:
             return ""
         host = f"[{self.process.host}]" if ":" in self.process.host else self.process.host
         return f"http://{host}:{look.port}"
+
+    def wall_offset(self) -> float:
+        """Wall clock minus monotonic clock, kept as long as it is about right: what does not change must not move."""
+        offset = self.house.wall() - self.house.clock()
+        if abs(offset - self._offset) > 1.0:
+            self._offset = round(offset, 2)
+        return self._offset
 
     def wanted(self) -> dict[str, str]:
         """What the running generation's arguments ask for, toggle by toggle."""
@@ -220,11 +233,11 @@ class Engine:
             self.waits = f"the launcher {self.record.launcher!r} is not there yet"
             return self.publish()
         if not self.adopted:
-            await adopt(self, launcher)
-            if not self.adopted:
+            if not await adopt(self, launcher):
                 return self.publish()
+            self.moved()
         self._take_finished()
-        if self.process is not None and self.slot.state in LIVE | {State.LOST}:
+        if self.process is not None and (self.slot.state in LIVE | {State.LOST} or self.slot.dying):
             await self._glance(launcher, self.process)
         self._begin_chores(launcher)
         self._judge()
@@ -334,7 +347,8 @@ class Engine:
 
     def _begin_chores(self, launcher: Launcher) -> None:
         """What its state is there for, unless it is under way."""
-        state, client, here = self.slot.state, self.client, frozenset({self.slot.state})
+        slot, client = self.slot, self.client
+        state, here = slot.state, frozenset({slot.state})
         match state:
             case State.WARMING if client and self.process and self.spec and self.watch.log.stage is Stage.READY:
                 version = self.record.version
@@ -344,10 +358,15 @@ class Engine:
                 self._board.begin("sync", here, self._sync(client))
             case State.HEALTHY | State.SUSPECT if client:
                 self._probe(client)
-            case State.DRAINING if self.slot.failing is None:
+                self._ask_digest(client)
+            case State.DRAINING:
                 self._board.begin("drain", here, chores.drain(client))
-            case State.RECLAIMING | State.CRASHED if not self.slot.clean and self._due("reclaim"):
+            case State.RECLAIMING | State.CRASHED if not (slot.clean or slot.dying) and self._due("reclaim"):
                 self._board.begin("reclaim", here, chores.reclaim(launcher, self.process, self._older()))
+            case _ if state in DEAD and self.slot.clean and self.record.unproven and self._due("unproven"):
+                self._not_before["unproven"] = self.house.clock() + UNPROVEN_S
+                specs = [self.spec_of(number) for number in self.record.unproven]
+                self._board.begin("unproven", here, chores.reclaim(launcher, None, specs))
             case _:
                 pass
 
@@ -367,9 +386,22 @@ class Engine:
             self._not_before["probe"] = self.house.clock() + PROBE_S
             self._board.begin("probe", SERVING, client.scrape())
 
+    def _ask_digest(self, client: AsyncEngineClient) -> None:
+        """Once per version from the stand-in; once per generation from SGLang, which takes seconds for the first."""
+        watch, stats = self.watch, self.watch.stats
+        due = not watch.weight_digest and (self.record.declared.kind == "cpu" or not watch.asked_digest)
+        idle = stats is not None and not (stats.paused or stats.running or stats.queued)
+        if due and idle and not self.house.updating() and self._due("digest"):
+            self._not_before["digest"] = self.house.clock() + DIGEST_S
+            watch.asked_digest = True
+            self._board.begin("digest", SERVING, chores.digest(client))
+
     def _older(self) -> list[LaunchSpec]:
+        """Of the generations that may still be there beside the process that is known."""
         newest = self.slot.generation
-        return [self.spec_of(number) for number in range(newest, max(0, newest - chores.OLDER), -1)]
+        # Without a process: a launch failed, maybe because of what a killed supervisor had begun.
+        recent = range(max(1, newest - chores.OLDER + 1), newest + 1) if self.process is None else ()
+        return [self.spec_of(number) for number in sorted({*recent, *self.record.unproven}, reverse=True)]
 
     def spec_of(self, generation: int) -> LaunchSpec:
         """What the launcher was, or is, asked for."""
@@ -406,6 +438,8 @@ class Engine:
                 self.fire(event)
             case "probe":
                 self._probed(result, now)
+            case "digest":
+                self.watch.holds(*result)
             case "drain":
                 if self.house.updating() and not self.force:
                     return  # asked again: nothing is ended in a weight update
@@ -413,6 +447,8 @@ class Engine:
             case "reclaim":
                 event, remains = result
                 self._reclaimed(event, remains, now)
+            case "unproven" if isinstance(result[0], Reclaimed):
+                self.write(self.record.changed(unproven=()))
             case _:
                 pass
 
@@ -426,8 +462,11 @@ class Engine:
         if not isinstance(error, RltopError | TimeoutError):
             self._tell_once("error", f"{name.split()[0]}: {type(error).__name__}: {words}")
         elif name == "reclaim" and self.slot.state in (State.RECLAIMING, State.CRASHED) and not self.slot.clean:
-            # With its node everything of it is gone.
-            self.fire(Reclaimed() if isinstance(error, LostNode) else Held(f"cannot be looked at: {words}"))
+            if not isinstance(error, LostNode):
+                return self.fire(Held(f"cannot be looked at: {words}"))
+            unproven = tuple(sorted({*self.record.unproven, self.slot.generation}))[-MOST_UNPROVEN:]
+            self.record = self.record.changed(unproven=unproven)
+            self.fire(Reclaimed())
         return None
 
     def _inspected(self, found: chores.Verified) -> None:
@@ -459,6 +498,8 @@ class Engine:
             self._not_before["reclaim"] = now + LOOK_S
         elif others := chores.strangers(remains):
             self._tell_once("warn", others)
+        if isinstance(event, Reclaimed):
+            self.record = self.record.changed(unproven=())
         self.fire(event)
 
     async def _evidence(self, launcher: Launcher, process: Launched) -> None:

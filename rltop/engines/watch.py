@@ -70,6 +70,7 @@ class Watch:
         self.weight_version = ""
         self.weight_digest = ""
         """Of `weight_version`; empty: not asked for."""
+        self.asked_digest = False
         self.skip_middle = False
         self._mismatch = 0
         self._quiet = 0

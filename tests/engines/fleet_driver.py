@@ -7,6 +7,7 @@ Writes what happens to RUN_DIR/told.jsonl, one JSON list per line, so that nothi
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
 import time
@@ -81,11 +82,18 @@ class Driver:
                 for work in self.work:
                     work.cancel()
                 continue
+            number = order["number"]
             work = asyncio.create_task(self._obey(order.pop("do"), order))
             self.work.add(work)
+            work.add_done_callback(functools.partial(self._ended, number))
             work.add_done_callback(self.work.discard)
         task.cancel()
         await asyncio.gather(task, *self.work, return_exceptions=True)
+
+    def _ended(self, number: int, work: asyncio.Task[None]) -> None:
+        """Also one that was called off before it had begun has ended."""
+        if work.cancelled():
+            self.tell("done", number, "cancelled", "", "")
 
     async def _obey(self, name: str, fields: dict[str, Any]) -> None:
         number = fields.pop("number")
@@ -98,8 +106,6 @@ class Driver:
                     return self.tell("done", number, "refused", plan.code, plan.why)
                 answer = await self.fleet.carry_out(plan, lambda stage: self.tell("stage", number, stage))
             self.tell("done", number, "done", "", answer)
-        except asyncio.CancelledError:
-            self.tell("done", number, "cancelled", "", "")
         except RltopError as error:
             self.tell("done", number, "failed", "", str(error))
         return None

@@ -285,6 +285,8 @@ class World:
     """(engine, before, after)"""
     told: list[tuple[str, str]] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
+    shown: int = 0
+    """Cells published."""
 
     @asynccontextmanager
     async def fleet(self) -> AsyncIterator[Fleet]:
@@ -313,6 +315,7 @@ class World:
         assert not [text for _, text in self.told if "fault in the supervision" in text]
 
     def _publish(self, engine_id: str, cell: dict[str, Any] | None) -> None:
+        self.shown += 1
         if cell is None:
             self.cells.pop(engine_id, None)
         else:

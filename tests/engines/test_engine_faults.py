@@ -189,7 +189,7 @@ CI = (
         "ima:batch=30",
         fingerprint="ima/decode",
         cause="Illegal memory access on the GPU",
-        before=(State.DRAINING, ""),
+        before=(State.CRASHED, "it is dying"),
     ),
     Case(
         "hang",

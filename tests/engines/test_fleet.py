@@ -11,6 +11,7 @@ import pytest
 from rltop.engines.fleet import (
     Ab,
     AbEnd,
+    EngineSlot,
     FleetPolicy,
     Required,
     Restart,
@@ -23,6 +24,7 @@ from rltop.engines.fleet import (
 )
 from rltop.engines.launcher import GpuUse
 from rltop.engines.rolling import times
+from rltop.engines.slots import new_record
 from rltop.engines.states import State
 from rltop.errors import RltopError
 from tests.engines.fleet_world import POLICY, World, planned, refused, run_fleet, slots
@@ -362,12 +364,13 @@ def test_a_fatal_line_takes_the_engine_out_before_its_process_ends(world: World)
                 "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
                 "SIGQUIT received. signum=<Signals.SIGQUIT: 3>, frame=<frame>. It usually means one child failed.",
             )
-            await world.until_state("0", "DRAINING", limit_s=2.0)
+            await world.until_state("0", "CRASHED", limit_s=2.0)
             assert process.alive
             await asyncio.sleep(20)
             assert process.alive, "it may be writing a dump"
+            assert world.state("0") == "CRASHED"
             process.end(-9)
-            await world.until_state("0", "CRASHED", limit_s=1.0)
+            await world.until_state("0", "BACKOFF", limit_s=1.0)
 
     run_fleet(main)
 
@@ -539,6 +542,49 @@ def test_after_a_release_the_label_alone_does_not_count(world: World) -> None:
             assert "its memory was released" in world.cells["0"]["cause"]
             await world.do(fleet, Synced(target="0", generation=1, version="default"))
             assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_an_engine_that_cannot_die_of_its_error_is_ended(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            process = world.launcher.at("0")
+            process.say("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+            await world.until_state("0", "CRASHED", limit_s=2.0)
+            await asyncio.sleep(POLICY.dying_s)
+            await world.until(lambda: not process.alive, limit_s=5)
+            assert process.killed
+
+    run_fleet(main)
+
+
+def test_sglang_engines_dump_core_unless_somebody_has_said_anything_about_it(tmp_path: Path) -> None:
+    """Dumps name the kernel of an illegal access, inside graphs too, and are small with these flags."""
+
+    def env(**fields: object) -> dict[str, str]:
+        slot = EngineSlot(id="0", kind="sglang", model_path="/m", **fields)  # type: ignore[arg-type]
+        return dict(new_record(slot, "local").spec("run", tmp_path, 3).env)
+
+    asked = env()
+    assert asked["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
+    assert "skip_global_memory" in asked["CUDA_COREDUMP_GENERATION_FLAGS"]
+    assert asked["CUDA_COREDUMP_FILE"] == f"{tmp_path}/engines/0/3/coredump/cuda_coredump_%h.%p.%t"
+    assert env(env={"CUDA_COREDUMP_FILE": "/my/dump"})["CUDA_COREDUMP_FILE"] == "/my/dump"
+    assert env(env={"CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}) == {"CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
+    assert env(unset=("CUDA_ENABLE_COREDUMP_ON_EXCEPTION",)) == {}
+    assert dict(new_record(slots(1)[0], "local").spec("run", tmp_path, 1).env) == {}, "the CPU engine has no GPU"
+
+
+def test_a_cell_that_says_the_same_is_shown_once(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            await asyncio.sleep(30)
+            shown = world.shown
+            await asyncio.sleep(30)
+            assert world.shown == shown
 
     run_fleet(main)
 

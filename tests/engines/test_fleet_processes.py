@@ -241,10 +241,10 @@ def a_life(seed: int, folder: Path, model: Path, count: int) -> Iterator[Sequenc
             process.kill()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_random_kills_and_operations_leave_every_slot_whole(seed: int, tmp_path: Path, model_path: Path) -> None:
     with a_life(seed, tmp_path, model_path, 1) as life:
-        life.live(steps=6)
+        life.live(steps=4)
 
 
 @pytest.mark.soak

@@ -199,11 +199,16 @@ def test_a_hang_is_restarted_where_the_policy_says_so() -> None:
 
 def test_an_engine_with_a_fatal_error_leaves_the_rotation_and_may_write_its_dump() -> None:
     slot, actions = step(in_state(State.HEALTHY), Dying("ima/decode/3fa2c1", "illegal memory access"), 1.0)
-    assert (slot.state, actions) == (State.DRAINING, (Action.ALARM,))
+    assert (slot.state, slot.dying, actions) == (State.CRASHED, True, (Action.ALARM,))
     assert toward(slot, Goal(run=True, generation=1), 2.0, updating=False) is None, "it does not come back"
-    slot, actions = step(slot, Exited("ima/decode/3fa2c1", "killed itself"), 7.0)
-    assert slot.state is State.CRASHED
-    assert Action.EVIDENCE in actions
+    with pytest.raises(IllegalTransition):
+        step(slot, Reclaimed(), 2.0)
+    ended, actions = step(slot, Exited("ima/decode/3fa2c1", "killed itself"), 7.0)
+    assert (ended.state, ended.dying) == (State.CRASHED, False)
+    assert actions == (Action.EVIDENCE, Action.RECLAIM)
+    # One that does not end by itself is ended.
+    late, actions = step(slot, Tick(), 1.0 + slot.policy.dying_s)
+    assert (late.dying, actions) == (False, (Action.EVIDENCE, Action.RECLAIM))
 
 
 def test_an_offloaded_engine_comes_back_stale() -> None:
@@ -397,11 +402,11 @@ class World:
     def look(self) -> None:
         """What a supervisor sees at each turn, in its order."""
         state = self.slot.state
-        if state in LIVE and not self.alive and not self.node_gone:
+        if (state in LIVE or self.slot.dying) and not self.alive and not self.node_gone:
             self.left_over = self.rng.choice([0, 0, 1, 3])
             self.port = bool(self.left_over and self.rng.random() < 0.5)
             return self.fire(Exited(self.rng.choice(["ima", "ima", "oom"]), "it ended"))
-        if state in (State.RECLAIMING, State.CRASHED) and not self.slot.clean:
+        if state in (State.RECLAIMING, State.CRASHED) and not self.slot.clean and not self.slot.dying:
             self.port = self.port and bool(self.left_over)
             self.fire(Held("a stranger holds it") if self.stranger else Reclaimed())
         self.fire(Tick(self.updating))
@@ -528,6 +533,7 @@ def check_lives(seeds: range) -> None:
                 assert state is State.STOPPED, state
                 assert not world.alive
             assert (state in DEAD) == (not world.alive)
+            assert not world.slot.dying
         except (AssertionError, IllegalTransition) as error:
             trail = "\n".join(world.trail)
             pytest.fail(f"seed {seed}: {type(error).__name__} {error}\n{trail}")
