@@ -59,7 +59,7 @@ def _explained(text: str, exit_code: int = -9) -> Crash:
         ("ima:at=decode,kernel=paged_kernel", (), CORE, "ima", "decode-graph", "paged_kernel"),
         ("oom:at=decode,batch=5", NO_GRAPHS, {}, "oom", "decode", ""),
         ("oom:at=prefill", NO_GRAPHS, {}, "oom", "prefill", ""),
-        ("nccl-timeout:at=decode,batch=5", NO_GRAPHS, {}, "nccl", "decode", ""),
+        ("nccl-timeout:at=decode,batch=5", NO_GRAPHS, {}, "nccl", "serve", ""),
     ],
 )
 def test_a_rehearsed_crash_is_classified_as_the_real_one(

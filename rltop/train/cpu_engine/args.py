@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rltop.engines.flags import parse
-from rltop.engines.options import VERSIONS, table
+from rltop.engines.flags import Parsed, parse, strip
+from rltop.engines.options import VERSIONS
 from rltop.engines.rules import judge
 from rltop.engines.toggle_table import TOGGLES
 from rltop.train.cpu_engine import SPOKEN_API
@@ -109,17 +109,19 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         print(f"ValueError: {verdict.errors[0]}", file=sys.stderr)
         raise SystemExit(1)
     faults = parse_faults(environ.get(VARIABLE, ""))
-    asked = dict(parsed.values)
-    given = _without_ignored(asked, faults, version)
+    obeyed = parsed
+    if ignored := _ignored(parsed, faults):
+        obeyed = parse(strip(parsed, ignored)[0], version=version)
+        verdict = judge(obeyed.argv, environ, version=version)
+    imitation = imitate(obeyed, verdict, version=version)
+    values = imitation.values
+    # An ignored flag is still listed as it was given where its outcome is listed elsewhere: in cuda_graph_config.
+    values |= {name: parsed.values[name] for name in ignored if name != "cuda_graph_config" and "cuda_graph" in name}
     for name in ("tokenizer_path", "served_model_name"):
-        given[name] = given.get(name) or given["model_path"]
-    if given.get("random_seed") is None:
-        given["random_seed"] = 0
+        values[name] = values[name] or values["model_path"]
+    values["random_seed"] = values["random_seed"] or 0
     for name in ("api_key", "admin_api_key"):  # SGLang shows them; this engine does not even ask for them
-        given[name] = "***" if given.get(name) else None
-    imitation = imitate(given, version=version)
-    # An ignored flag is still listed as it was given, where the outcome is listed elsewhere: in cuda_graph_config.
-    values = imitation.values | {name: asked[name] for name in asked if "_cuda_graph" in name and name in given}
+        values[name] = "***" if values[name] else None
     _check_own_limits(values)
     return EngineArgs(
         model_path=Path(values["model_path"]),
@@ -159,17 +161,13 @@ def _without_keys(argv: Sequence[str]) -> list[str]:
     return shown
 
 
-def _without_ignored(asked: Mapping[str, Any], faults: Sequence[Fault], version: str) -> dict[str, Any]:
-    """The arguments as if those of a toggle with `flag-ignored` had not been given."""
-    given = dict(asked)
-    for fault in faults:
-        if fault.kind.name == "flag-ignored":
-            toggle = fault.settings["toggle"]
-            more = [name for name in asked if name.startswith("speculative_") and toggle == "speculative"]
-            for name in (*TOGGLES[toggle].fields, *more):
-                if options := table(version).named(name):
-                    given[name] = options[0].default
-    return given
+def _ignored(parsed: Parsed, faults: Sequence[Fault]) -> set[str]:
+    """Fields whose arguments a `flag-ignored` makes ineffective."""
+    toggles = [fault.settings["toggle"] for fault in faults if fault.kind.name == "flag-ignored"]
+    fields = {name for toggle in toggles for name in TOGGLES[toggle].fields}
+    if "speculative" in toggles:
+        fields |= {name for name in parsed.values if name.startswith("speculative_")}
+    return fields
 
 
 def _own_parser() -> argparse.ArgumentParser:

@@ -1,12 +1,12 @@
-"""How SGLang would fill in and rewrite its arguments on one H200, as far as the stand-in shows the result.
+"""What SGLang would show of its arguments on one H200, beyond what `rltop.engines.rules` says it makes of them.
 
-SGLang takes many defaults from the GPU (KV pool, capture sizes, attention backend), and some arguments change others:
-speculative decoding sets `max_running_requests` to 48, DeepEP's `normal` mode turns CUDA graphs off. Operators meet
-these when they toggle, so the stand-in shows them in `/server_info` and in the log, in SGLang's words. With
-`--device cpu` there are no graphs, as in SGLang on a CPU.
+`judge` (compared with SGLang's own resolution) decides which combinations are refused and what they change: 48 requests
+with speculative decoding, no graphs with DeepEP's `normal` mode. What is left are the defaults that SGLang takes from
+the GPU, which toggles move too: capture sizes, the memory fraction, and with it the KV pool. Those are imitated here by
+the rules of SGLang 0.5.23 (`arg_groups/cuda_graph_hook.py`, `memory_hook.py`), so that an operator who toggles on the
+stand-in meets in `/server_info` and in the log what SGLang would show. With `--device cpu` there are no graphs.
 
-The rules are those of SGLang 0.5.14 (`server_args.py`) and 0.5.23 (`arg_groups/`). What SGLang refuses is not decided
-here but by `rltop.engines`. Pure: nothing is read or written.
+Pure: nothing is read or written.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rltop.engines.flags import Parsed
+from rltop.engines.rules import Judgement
+from rltop.engines.toggle_table import graph_asked
 from rltop.train.cpu_engine.effects import DISABLED, Effects, Graph
 
 GPU_MIB = 143_771
@@ -40,20 +43,19 @@ class Imitation:
     """What SGLang logs about its changes, in its words."""
 
 
-def imitate(given: Mapping[str, Any], *, version: str) -> Imitation:
-    """given: field -> value as parsed, defaults included."""
-    work = _Work(dict(given), version)
-    work.hardware()
-    work.speculation()
-    work.experts()
-    work.graphs()
+def imitate(parsed: Parsed, verdict: Judgement, *, version: str) -> Imitation:
+    """verdict: SGLang's answer to these arguments, which accepts them."""
+    work = _Work(dict(parsed.values) | dict(verdict.fields), version)
+    work.defaults()
+    work.speculation(asked_requests=parsed.values["max_running_requests"])
+    work.graphs(asked=graph_asked(parsed, version))
     work.memory()
     work.shown()
     return Imitation(values=work.values, effects=work.effects(), lines=tuple(work.lines))
 
 
 class _Work:
-    """The arguments while they are rewritten, in SGLang's order."""
+    """The arguments while they are filled in."""
 
     def __init__(self, values: dict[str, Any], version: str) -> None:
         self.values, self.lines = values, list[str]()
@@ -66,77 +68,45 @@ class _Work:
     def fill(self, **defaults: Any) -> None:
         """Set what is still None, of the fields that this version has."""
         for name, value in defaults.items():
-            if self.values.get(name) is None and (name in self.values or name == "device"):
+            if name in self.values and self.values[name] is None:
                 self.values[name] = value
 
     @property
     def on_cpu(self) -> bool:
         return bool(self.values["device"] == "cpu")
 
-    def hardware(self) -> None:
+    def defaults(self) -> None:
         self.fill(device="cuda")
-        if self.on_cpu:
-            self.fill(attention_backend="torch_native", sampling_backend="pytorch", chunked_prefill_size=4096)
-        self.fill(chunked_prefill_size=8192, sampling_backend="flashinfer", page_size=1, grammar_backend="xgrammar")
+        self.fill(
+            attention_backend="torch_native" if self.on_cpu else "fa3",
+            sampling_backend="pytorch" if self.on_cpu else "flashinfer",
+            chunked_prefill_size=4096 if self.on_cpu else 8192,
+            page_size=1,
+            grammar_backend="xgrammar",
+            speculative_moe_runner_backend="auto",
+            expert_distribution_recorder_buffer_size=1000,
+            custom_weight_loader=[],
+            mm_process_config={},
+        )
 
-    def speculation(self) -> None:
-        name = self.values.get("speculative_algorithm")
-        if name is None:
-            self.fill(attention_backend="fa3")
+    def speculation(self, *, asked_requests: int | None) -> None:
+        if self.values.get("speculative_algorithm") is None:
             return
-        name = "EAGLE" if name.upper() == "NEXTN" else name.upper()
-        self.values["speculative_algorithm"] = name
-        if self.values.get("max_running_requests") is None:
-            self.values["max_running_requests"] = SPECULATIVE_REQUESTS
+        if asked_requests is None and self.values["max_running_requests"] == SPECULATIVE_REQUESTS:
             self.lines.append(
                 "Max running requests is reset to 48 for speculative decoding. "
                 "You can override this by explicitly setting --max-running-requests."
             )
-        self.values["enable_mixed_chunk"] = False
-        if name == "NGRAM":
-            breadth = self.get("speculative_ngram_max_bfs_breadth", 10)
-            self.values["speculative_eagle_topk"] = breadth
-            self.fill(speculative_num_draft_tokens=12)
-            self.fill(speculative_num_steps=self.values["speculative_num_draft_tokens"] // breadth)
-        else:
-            # Llama's automatic choice is 5/4/8, most others' 3/1/4.
-            self.fill(speculative_num_steps=3, speculative_eagle_topk=1)
-            self.fill(speculative_num_draft_tokens=self.values["speculative_num_steps"] + 1)
-        several = self.get("speculative_eagle_topk", 1) > 1
-        self.fill(attention_backend="flashinfer" if several else "fa3")
+        # SGLang's automatic choice for most models; for NGRAM the rules have filled these.
+        self.fill(speculative_num_steps=3, speculative_eagle_topk=1)
+        self.fill(speculative_num_draft_tokens=self.values["speculative_num_steps"] + 1)
 
-    def experts(self) -> None:
-        self.fill(speculative_moe_runner_backend="auto", expert_distribution_recorder_buffer_size=1000)
-        if self.values.get("moe_a2a_backend") in ("deepep", "mooncake", "nixl", "mori", "megamoe", "deepep_v2"):
-            self.values["ep_size"] = self.get("tp_size", 1)
-
-    def graphs(self) -> None:
+    def graphs(self, *, asked: Mapping[str, Mapping[str, Any]]) -> None:
         values = self.values
-        decode: dict[str, Any] = {"backend": "full"}
-        prefill: dict[str, Any] = {"backend": "breakable" if self.modern else "tc_piecewise"}
-        locked = False
-        if values.get("disable_cuda_graph"):
-            decode["backend"] = prefill["backend"] = DISABLED
-        for phase, settings in (("prefill", prefill), ("decode", decode)):
-            if values.get(f"disable_{phase}_cuda_graph"):
-                settings["backend"] = DISABLED
-            for key in ("backend", "max_bs", "bs"):
-                if values.get(f"cuda_graph_{key}_{phase}") is not None:
-                    settings[key] = values[f"cuda_graph_{key}_{phase}"]
-        locked = values.get("cuda_graph_backend_prefill") is not None
-        for phase, wanted in (values.get("cuda_graph_config") or {}).items():
-            {"decode": decode, "prefill": prefill}[phase].update(wanted)
-            locked = locked or (phase == "prefill" and "backend" in wanted)
-        if decode["backend"] == "tc_piecewise":
-            decode["backend"] = "full"
-        if not locked and prefill["backend"] != DISABLED and self._prefill_graph_clashes():
-            prefill["backend"] = DISABLED
-        off = self._why_graphs_are_off()
-        if off:
-            if decode["backend"] != DISABLED:
-                self.lines.append(off)
-            decode["backend"] = prefill["backend"] = DISABLED
-        elif self.on_cpu:
+        decode, prefill = (dict(values["cuda_graph_config"][phase]) for phase in ("decode", "prefill"))
+        if decode["backend"] == DISABLED != asked["decode"]["backend"]:
+            self.lines.append(self._why_graphs_are_off())
+        if self.on_cpu:
             decode["backend"] = prefill["backend"] = DISABLED
         self._sizes(decode, prefill)
         extra: dict[str, Any] = {"tc_compiler": "eager"}
@@ -146,31 +116,11 @@ class _Work:
             )
         values["cuda_graph_config"] = {"decode": extra | decode, "prefill": extra | prefill}
 
-    def _prefill_graph_clashes(self) -> bool:
-        values = self.values
-        backend = values.get("moe_a2a_backend", "none")
-        if self.modern:
-            fine = ("none", "deepep", "megamoe", "flashinfer")
-            return bool(values.get("enable_two_batch_overlap") or self.get("pp_size", 1) > 1 or backend not in fine)
-        return bool(
-            backend != "none"
-            or values.get("enable_dp_attention")
-            or values.get("enable_torch_compile")
-            or self.get("pp_size", 1) > 1
-            or values.get("enable_lora")
-            or values.get("enable_hierarchical_cache")
-            or values.get("enable_deterministic_inference")
-            or values.get("enable_symm_mem")
-            or values.get("debug_cuda_graph")
-        )
-
     def _why_graphs_are_off(self) -> str:
         if self.values.get("attention_backend") in ("torch_native", "flex_attention"):
             name = self.values["attention_backend"].replace("_", " ").removesuffix(" attention")
             return f"Cuda graph is disabled because of using {name} attention backend"
-        if self.values.get("moe_a2a_backend") == "deepep" and self.values.get("deepep_mode") == "normal":
-            return "Cuda graph is disabled because deepep_mode=`normal`"
-        return ""
+        return f"Cuda graph is disabled because deepep_mode=`{self.values.get('deepep_mode')}`"
 
     def _sizes(self, decode: dict[str, Any], prefill: dict[str, Any]) -> None:
         if decode.get("bs") is None:
@@ -218,13 +168,10 @@ class _Work:
         for name in ("config", "collect_tokens_histogram", "prefill_round_robin_balance"):
             values.pop(name, None)
         values |= {"custom_sigquit_handler": None, "stat_loggers": None}
-        self.fill(custom_weight_loader=[], mm_process_config={})
         if values.get("load_balance_method") == "auto":
             values["load_balance_method"] = "round_robin"
         for name in ("enable_multimodal", "enable_lora", "enable_lora_overlap_loading"):
             values[name] = values.get(name) or None  # not given is not the same as off
-        if self.modern:
-            values["enable_dp_attention"] = values.get("enable_dp_attention") or self.get("attn_dp_size", 1) > 1
 
     def effects(self) -> Effects:
         config, padding = self.values["cuda_graph_config"], not self.values.get("disable_cuda_graph_padding")
