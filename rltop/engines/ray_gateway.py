@@ -5,9 +5,10 @@ reads requests from a socket and answers them from threads; it ends when the soc
 cluster stays there: per engine slot one detached actor with a `Host` in it (`HostActor`), and where nobody gave a
 placement group, one detached group of one bundle. Both are found again by name.
 
-Failure policy. An actor that died while its node lives is made again in the same bundle: the engine is no child of it
-and goes on. A node that Ray calls dead is `LostNode`; the group is placed elsewhere by Ray, and the next start uses
-that. Everything else (no answer in time, Ray not reachable) is an error that says nothing about the engine.
+Failure policy. An actor that died while its node lives is made again in the same bundle (or, when its placement group
+was removed, beside it): the engine is no child of it and goes on. A node that Ray calls dead is `LostNode`; the group
+is placed elsewhere by Ray, and the next start uses that. Everything else (no answer in time, Ray not reachable) is an
+error that says nothing about the engine.
 """
 
 from __future__ import annotations
@@ -102,6 +103,10 @@ class Slot:
     place: dict[str, Any]
 
 
+class _GroupGone(RltopError):
+    """The placement group that somebody made for the engine is not there any more."""
+
+
 class Gateway:
     """What the daemon may ask of a cluster. Every method may be called from several threads."""
 
@@ -149,7 +154,7 @@ class Gateway:
         with self._lock(name):
             slot = self._living(name)
             if slot is None and node_id and self._node_alive(node_id):
-                slot = self._place(name, place)
+                slot = self._again(name, place, node_id)
         if node_id and (slot is None or slot.node_id != node_id):
             raise _lost(node_id)
         if slot is None:
@@ -178,7 +183,7 @@ class Gateway:
         if not self._node_alive(launched.node_id):
             raise _lost(launched.node_id, launched.node)
         with self._lock(name):
-            slot = self._living(name) or self._place(name, place or DEFAULT_PLACE)
+            slot = self._living(name) or self._again(name, place or DEFAULT_PLACE, launched.node_id)
         if slot.node_id != launched.node_id:
             raise _lost(launched.node_id, launched.node)
         return self._call(slot, method, *args, timeout_s=timeout_s)
@@ -224,6 +229,21 @@ class Gateway:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
         )
+        return self._actor(name, place, strategy, resources)
+
+    def _again(self, name: str, place: dict[str, Any], node_id: str) -> Slot:
+        """An actor for an engine that was started on this node: in its bundle, or beside it when the group is gone.
+
+        The group of a run ends with the run's driver, and every actor in it; the engine is to be ended after that.
+        """
+        try:
+            return self._place(name, place)
+        except _GroupGone:
+            strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+            # Not its place: the next start makes one, or says that it can not.
+            return self._actor(name, {**place, "beside": True}, strategy, {})
+
+    def _actor(self, name: str, place: dict[str, Any], strategy: Any, resources: dict[str, Any]) -> Slot:
         options = {
             "name": name,
             "namespace": self._namespace,
@@ -264,7 +284,7 @@ class Gateway:
             group = self._ray.util.get_placement_group(given or name)
         except ValueError as error:
             if given:
-                raise RltopError(
+                raise _GroupGone(
                     "there is no such placement group", where=str(given), why=str(error).splitlines()[0]
                 ) from error
             bundle = dict(place.get("resources") or DEFAULT_PLACE["resources"])

@@ -58,7 +58,7 @@ class News:
 
     failures: tuple[Failure, ...] = ()
     recovered: tuple[Key, ...] = ()
-    """Engines that answered again after a failure."""
+    """Engines that answered for the first time, or again after a failure."""
     waiting: bool = False
     """There are requests and nobody to ask, for more than a moment."""
 
@@ -79,6 +79,8 @@ class Roster:
         self.waiting = False
         self._failures: list[Failure] = []
         self._recovered: set[Key] = set()
+        self._served: set[Key] = set()
+        """Engines that answered at least once."""
         self._strikes: Counter[Key] = Counter()
         self._rest: dict[Key, float] = {}
 
@@ -105,7 +107,8 @@ class Roster:
         """A call to it brought everything. The caller holds `changed`."""
         key = (engine.id, engine.generation)
         self._rest.pop(key, None)
-        if self._strikes.pop(key, 0):
+        if self._strikes.pop(key, 0) or key not in self._served:
+            self._served.add(key)
             self._recovered.add(key)
 
     def rests(self, engine: EngineFacts) -> bool:

@@ -12,12 +12,18 @@ rollout 80 and 110."""
 
 
 def demo_args(
-    *, seed: int = 1, deterministic: bool = False, num_rollout: int | None = None, inject: Sequence[str] = ()
+    *,
+    seed: int = 1,
+    deterministic: bool = False,
+    num_rollout: int | None = None,
+    num_engines: int = 2,
+    inject: Sequence[str] = (),
 ) -> list[str]:
     """Arguments of `rltop train` for the demo, every value written out under slime's names.
 
     A tiny model of bytes learns to sort three digits: mean reward from below 0.4 to above 0.8 within two minutes on two
     cores. The extra log-prob pass and the reference model are on, so that every step-1 check has a measured number.
+    There are two engines, so that one serves while the other is toggled.
     """
     # The one fault that a single rank cannot have.
     stages = 2 if any(text.partition("@")[0] == "pp-layer-ids" for text in inject) else 1
@@ -25,6 +31,7 @@ def demo_args(
         TrainConfig(
             actor_num_gpus_per_node=stages,
             pipeline_model_parallel_size=stages,
+            rollout_num_engines=num_engines,
             num_rollout=DEMO_ROLLOUTS if num_rollout is None else num_rollout,
             rollout_batch_size=32,
             n_samples_per_prompt=8,

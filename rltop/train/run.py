@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ class Run:
             except Interrupted as stop:
                 narrator.bye("interrupted", str(stop))
                 raise
+            except KeyboardInterrupt as error:
+                # Ray waits in C++ and raises one of its own for the signal that it noticed there.
+                noticed = Interrupted(self.signals.seen or signal.SIGINT)
+                narrator.bye("interrupted", str(noticed))
+                raise noticed from error
             except RltopError as error:
                 narrator.bye("failed", error.what)
                 raise

@@ -7,6 +7,8 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -80,6 +82,42 @@ def host_workers(nodes: Nodes) -> list[psutil.Process]:
             if "HostActor" in "".join(process.cmdline()) and process.environ().get("RAY_TMPDIR") == nodes.folder:
                 found.append(process)
     return found
+
+
+RUN = """
+import sys, ray
+ray.init(address=sys.argv[1], namespace="rltop", log_to_driver=False)
+assert ray.util.placement_group([{"CPU": 1}], name="the-run").wait(60)
+print("placed", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def run(nodes: Nodes, token_file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run with a placement group in the cluster, until its standard input ends."""
+    env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file), "RAY_TMPDIR": nodes.folder}
+    command = [sys.executable, "-c", RUN, nodes.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "placed\n"
+        yield process
+        process.kill()
+
+
+async def test_the_group_of_a_run_that_ended_is_gone_and_its_engine_can_still_be_ended(
+    nodes: Nodes, launcher: RayLauncher, run: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    launched = await launcher.start(spec(tmp_path, place={"placement_group": "the-run", "bundle": 0}))
+    assert run.stdin is not None
+    run.stdin.close()
+    await asyncio.to_thread(until, lambda: not host_workers(nodes), "the actor did not go with its group")
+    assert (await answered(launcher, launched)).alive
+    await launcher.kill(launched)
+    assert not (await answered(launcher, launched)).alive
+    assert (await launcher.remains(launched)).clean
+    with pytest.raises(RltopError, match="there is no such placement group"):
+        await launcher.start(spec(tmp_path, generation=2, place={"placement_group": "the-run", "bundle": 0}))
 
 
 async def test_an_engines_life_on_two_nodes(

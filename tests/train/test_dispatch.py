@@ -72,8 +72,12 @@ def unreachable(engine: EngineFacts) -> EngineUnreachable:
 
 def test_two_engines_share_the_work() -> None:
     ask = Engines()
-    outcome = go(ask, roster(ZERO, ONE), turns(10))
+    these = roster(ZERO, ONE)
+    outcome = go(ask, these, turns(10))
     assert names(outcome) == list(range(20))
+    assert these.set((ZERO, ONE)) == News(recovered=(("0", 1), ("1", 1))), "the first answer of each is told of"
+    assert names(go(ask, these, turns(10))) == list(range(20))
+    assert these.set((ZERO, ONE)) == News()
     assert {name for name, _ in ask.asked} == {"0", "1"}
     assert (outcome.retried, outcome.failures) == (0, Counter())
 

@@ -6,12 +6,14 @@ The dumps prove that no sample is lost and none comes from stale weights.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from pathlib import Path
 
 import pytest
 
 from rltop.daemon import spawn
+from tests.engines.two_nodes import ray_nodes
 from tests.train.operated import operated
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(400)]
@@ -65,3 +67,19 @@ def test_engines_and_daemon_are_killed_and_training_goes_on(tmp_path: Path) -> N
         run.until_made_by("0", 2)
         run.assert_whole()
         spawn.stop_daemon(again)
+
+
+@pytest.mark.soak
+def test_on_a_ray_cluster_the_engines_are_in_the_runs_bundles(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with ray_nodes({**env, **secret}, nodes=3) as nodes:
+        joined = {**secret, "RAY_TMPDIR": nodes.folder}
+        with operated(tmp_path, "--ray-address", nodes.address, env=joined) as run:
+            cells = [run.viewer.state[f"engine/{name}"] for name in ("0", "1")]
+            assert [cell["launcher"] for cell in cells] == ["ray", "ray"]
+            run.operate("engine-restart", "1")
+            run.until_made_by("1", 2)
+            run.assert_whole()
+            token = run.run.path / "train" / "ray-token"
+            assert token.stat().st_mode & 0o777 == 0o600

@@ -37,7 +37,7 @@ STEP_1 = (
 @pytest.fixture(scope="session")
 def demo() -> TrainConfig:
     """The demo's arguments with a small batch: what its faults show must not hang on its size."""
-    config = parse_args(demo_args(deterministic=True))
+    config = parse_args(demo_args(deterministic=True, num_engines=1))
     return replace(config, num_rollout=2, rollout_batch_size=8, n_samples_per_prompt=8, global_batch_size=None)
 
 

@@ -263,7 +263,7 @@ def test_every_interval_and_the_last_rollout_are_saved(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tiny_run() -> TrainConfig:
-    config = parse_args(demo_args(deterministic=True))
+    config = parse_args(demo_args(deterministic=True, num_engines=1))
     return replace(
         config, num_rollout=4, rollout_batch_size=4, n_samples_per_prompt=4, global_batch_size=8, cold_start_steps=60
     )

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ import psutil
 import pytest
 
 from rltop.protocol.messages import Record
+from rltop.train.arguments import TrainConfig
+from rltop.train.lifetime import Interrupted, Signals
+from rltop.train.loop import History
+from rltop.train.run import Run
 from tests.train.local import ingest, records_until_bye
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -183,6 +188,22 @@ def test_an_interrupt_in_the_middle_of_a_run_is_130_and_leaves_no_child(tmp_path
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rltop-")] == []
+
+
+def test_an_interrupt_that_ray_noticed_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its waits Ray raises a KeyboardInterrupt of its own."""
+
+    def train(run: Run, narrator: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_train", train)
+    with ingest() as (address, socket):
+        monkeypatch.setenv("RLTOP_INGEST", address)
+        run = Run(TrainConfig(), tmp_path, tmp_path, {}, time.monotonic, Signals(), History())
+        with pytest.raises(Interrupted) as caught:
+            run.go()
+        assert caught.value.exit_code == 130
+        assert records_until_bye(socket)[-1].payload == {"reason": "interrupted", "text": "SIGINT"}
 
 
 def test_a_dead_engine_ends_the_run_with_its_name_and_log(tmp_path: Path) -> None:
