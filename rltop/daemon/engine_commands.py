@@ -8,6 +8,7 @@ Engines that others run take only what SGLang's HTTP API allows (`engine-http`).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -283,12 +284,19 @@ def _changes(args: Mapping[str, Any]) -> dict[str, str]:
     given = args.get("changes")
     if not isinstance(given, dict) or not given:
         raise Wrong("`changes` is a map: toggle -> value", '{"cuda_graph": "off"}')
+    # Not at the top: the tables of arguments are read when the first toggle is changed.
+    from rltop.engines.toggle_table import TOGGLES
+
     found = {}
     for name, value in given.items():
         if isinstance(value, bool):
             value = "on" if value else "off"
         if not isinstance(name, str) or not isinstance(value, str | int | float):
             raise Wrong(f"`changes`: {str(name)[:80]!r} needs a word or a number")
+        if name not in TOGGLES:
+            close = difflib.get_close_matches(name, TOGGLES, n=1)
+            words = f"; did you mean {close[0]!r}?" if close else ""
+            raise Wrong(f"unknown toggle {name[:80]!r}{words}", f"there are {', '.join(TOGGLES)}")
         found[name] = str(value)
     return found
 
