@@ -22,7 +22,7 @@ from rltop.engines.crash import Crash
 from rltop.engines.launcher import Launched, Launcher, LaunchSpec, Look, Remains
 from rltop.engines.requests import Required
 from rltop.engines.states import Awaits, Drained, Held, Reclaimed, State, Synced
-from rltop.engines.toggle_table import read_argv
+from rltop.engines.toggles import read_argv
 from rltop.engines.verify import Effective, verify
 from rltop.errors import RltopError
 

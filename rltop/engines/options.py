@@ -193,9 +193,10 @@ def _graph_config(text: str, keys: dict[str, list[str]]) -> dict[str, dict[str, 
             raise _Told(f"--cuda-graph-config['{phase}'] must be a JSON object, got {type(settings).__name__}")
         if "tc_compiler" not in keys[phase]:
             _graph_backend(settings.get("backend", ""))
+        known = tuple(keys[phase])
         for key in settings:
-            if key not in keys[phase]:
-                raise _Told(f"--cuda-graph-config['{phase}']: unknown key '{key}', expected one of {keys[phase]}")
+            if key not in known:
+                raise _Told(f"--cuda-graph-config['{phase}']: unknown key '{key}', expected one of {known}")
     return parsed
 
 

@@ -26,7 +26,7 @@ __all__ = ["CPU", "Host", "Judgement", "Rewrite", "judge"]
 STEPS: Sequence[Callable[[Resolution], None]] = (
     general.dp_spelling,
     general.graphs,
-    general.chunk,
+    general.machine,
     general.deterministic,
     general.attention,
     general.data_parallel,

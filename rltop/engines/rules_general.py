@@ -88,8 +88,10 @@ def _prefill_conflicts(r: Resolution) -> Sequence[tuple[str, object]]:
     )
 
 
-def chunk(r: Resolution) -> None:
-    """`_handle_gpu_memory_settings`."""
+def machine(r: Resolution) -> None:
+    """`_handle_cpu_backends`, `_handle_gpu_memory_settings`."""
+    if not r.cuda and r["attention_backend"] is None:
+        r.fields["attention_backend"] = "intel_amx"
     if r["chunked_prefill_size"] is None:
         r.fields["chunked_prefill_size"] = r.host.chunked_prefill
 
@@ -130,8 +132,6 @@ def attention(r: Resolution) -> None:
         if renamed is not None:
             r.set(name, renamed, "its new name")
     prefill, decode = r["prefill_attention_backend"], r["decode_attention_backend"]
-    if not r.cuda and r["attention_backend"] is None:
-        r.fields["attention_backend"] = "intel_amx"
     if prefill is not None and prefill == decode:
         r.set("attention_backend", prefill, "both phases name it")
     if r["attention_backend"] is None:

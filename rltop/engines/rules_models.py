@@ -122,6 +122,8 @@ def _eagle(r: Resolution, algorithm: str) -> None:
     if algorithm == "STANDALONE" and r.dp > 1:
         raise Refused("Currently standalone speculative decoding does not support dp attention.")
     _common(r)
+    if r.architecture in OWN_DRAFT and r["speculative_draft_model_path"] is None:
+        r.fields["speculative_draft_model_path"] = r["model_path"] or "the model itself"
     if r["enable_mixed_chunk"] and (r.older or algorithm == "STANDALONE"):
         r.set("enable_mixed_chunk", False, f"{algorithm} speculative decoding does not support it")
     if r["speculative_num_steps"] is None and not r["speculative_adaptive"]:

@@ -49,7 +49,7 @@ from rltop.engines.states import (
     Synced,
     Tick,
 )
-from rltop.engines.toggle_table import read_argv
+from rltop.engines.toggles import read_argv
 from rltop.engines.watch import Watch
 from rltop.errors import RltopError
 

@@ -6,11 +6,11 @@ from the environment. `rltop.engines.toggles` writes it. Values are strings, as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rltop.engines.flags import Parsed, parse
+from rltop.engines.flags import Parsed
 from rltop.engines.options import nearest
 
 ON_OFF = ("on", "off")
@@ -110,7 +110,13 @@ TOGGLES: Mapping[str, Toggle] = {
         ),
         Toggle("hicache", ("enable_hierarchical_cache",), ON_OFF, verify="/server_info"),
         Toggle("chunked_prefill", ("chunked_prefill_size",), ("off",), "TOKENS", "/server_info"),
-        Toggle("attention_backend", ("attention_backend",), (), "NAME", "/server_info"),
+        Toggle(
+            "attention_backend",
+            ("attention_backend", "decode_attention_backend", "prefill_attention_backend"),
+            (),
+            "NAME",
+            "/server_info",
+        ),
         Toggle("mem_fraction_static", ("mem_fraction_static",), (), "FRACTION", "/server_info"),
         Toggle("core_dump", (), ON_OFF, verify="CUDA_ENABLE_COREDUMP_ON_EXCEPTION of /proc/PID/environ"),
     )
@@ -123,14 +129,15 @@ def is_on(value: str | None) -> bool:
     return (value or "").strip().lower() in ("1", "true", "yes", "y", "on")
 
 
-def read_argv(argv: Sequence[str], env: Mapping[str, str], *, version: str) -> dict[str, str]:
-    """The toggles that a command line asks for, before SGLang changes any of them by itself.
+def with_core_dump_file(env: Mapping[str, str], directory: str) -> dict[str, str]:
+    """env, and where a core dump is to be written, if one is on and nobody said where.
 
-    An option that SGLang refuses counts as not given: `judge` says so.
+    directory: of the generation on the engine's host; `coredump/` in it must exist.
     """
-    parsed = parse(argv, version=version)
-    fields = dict(parsed.values) | {"cuda_graph_config": graph_asked(parsed, version)}
-    return {name: value for name, value in read_fields(fields, env).items() if value is not None}
+    result = dict(env)
+    if is_on(env.get(CORE_DUMP)):
+        result.setdefault(CORE_DUMP_FILE, f"{directory}/coredump/cuda_coredump_%h.%p.%t")
+    return result
 
 
 def graph_asked(parsed: Parsed, version: str) -> dict[str, dict[str, Any]]:
@@ -171,6 +178,8 @@ def _read(name: str, fields: Mapping[str, Any], env: Mapping[str, str] | None) -
         case "cuda_graph" | "prefill_graph":
             phase = (fields.get("cuda_graph_config") or {}).get("decode" if name == "cuda_graph" else "prefill")
             backend = (phase or {}).get("backend")
+            if backend is not None and fields.get("device") == "cpu" and not fields.get("enable_torch_compile"):
+                return "off"  # SGLang keeps the words and captures nothing
             return None if backend is None else _on(backend != "disabled")
         case "cuda_graph_padding" | "overlap_schedule" | "radix_cache" | "custom_all_reduce":
             disabled = fields.get(f"disable_{name}")
@@ -195,7 +204,11 @@ def _read(name: str, fields: Mapping[str, Any], env: Mapping[str, str] | None) -
         case "chunked_prefill":
             chunk = fields.get("chunked_prefill_size")
             return None if chunk is None else "off" if chunk <= 0 else str(chunk)
-        case "attention_backend" | "mem_fraction_static":
+        case "attention_backend":
+            both = fields.get("prefill_attention_backend"), fields.get("decode_attention_backend")
+            value = both[0] if both[0] is not None and both[0] == both[1] else fields.get(name)
+            return None if value is None else str(value)
+        case "mem_fraction_static":
             value = fields.get(name)
             return None if value is None else str(value)
         case "launch_blocking":

@@ -10,28 +10,19 @@ Failure policy: nothing raises. A change with refusals must not be carried out; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rltop.engines import toggle_table as t
 from rltop.engines.flags import Parsed, parse, strip
-from rltop.engines.options import Table, table
+from rltop.engines.options import table
+from rltop.engines.pins import pins
 from rltop.engines.rules import Judgement, judge
-from rltop.engines.toggle_table import TOGGLES, read_argv
+from rltop.engines.toggle_draft import Draft, Refusal, late, set_graphs, set_toggle
+from rltop.engines.toggle_table import TOGGLES
 
 __all__ = ["TOGGLES", "Alias", "Change", "Refusal", "change", "choices", "read_argv"]
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a change is not made."""
-
-    toggle: str
-    """"" when the arguments as they stand are at fault."""
-    why: str
-    do: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +56,6 @@ class Change:
         return not self.refusals
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A change while it is made."""
-
-    parsed: Parsed
-    spec: Table
-    before: Judgement
-    baseline: Mapping[str, Any]
-    env: dict[str, str]
-    strip: set[str] = field(default_factory=set)
-    add: list[list[str]] = field(default_factory=list)
-    pins: list[list[str]] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def refuse(self, toggle: str, why: str, do: str) -> None:
-        self.refusals.append(Refusal(toggle, why, do))
-
-
 def change(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -100,12 +72,12 @@ def change(
     """
     parsed = parse(argv, version=version)
     before = judge(argv, env, version=version, model=model)
-    draft = _Draft(parsed, table(version), before, baseline or {}, dict(env))
+    draft = Draft(parsed, table(version), before, baseline or {}, dict(env))
     if parsed.errors:
         draft.refuse("", parsed.errors[0], "correct the engine's arguments: SGLang would not start with them")
         return _refused(argv, env, draft)
     now = t.read_fields(before.fields, env)
-    asked = t.read_argv(argv, env, version=version)
+    asked = read_argv(argv, env, version=version, model=model)
     wanted = {}
     for name, value in changes.items():
         text = _checked(name, value, draft)
@@ -115,20 +87,20 @@ def change(
         return _refused(argv, env, draft)
     for name, value in wanted.items():
         if name not in ("cuda_graph", "prefill_graph"):
-            _set(name, value, draft)
-    _set_graphs(wanted, draft)
+            set_toggle(name, value, draft)
+    set_graphs(wanted, draft)
     if draft.refusals:
         return _refused(argv, env, draft)
     if wanted:
-        _pin(wanted, draft, version=version, model=model)
-    return _finish(argv, env, wanted, draft, version=version, model=model)
+        _pin(wanted, draft, model=model)
+    return _finish(argv, env, wanted, draft, model=model)
 
 
-def _refused(argv: Sequence[str], env: Mapping[str, str], draft: _Draft) -> Change:
+def _refused(argv: Sequence[str], env: Mapping[str, str], draft: Draft) -> Change:
     return Change(tuple(argv), dict(env), refusals=tuple(draft.refusals), warnings=tuple(draft.warnings))
 
 
-def _checked(name: str, value: str, draft: _Draft) -> str | None:
+def _checked(name: str, value: str, draft: Draft) -> str | None:
     """The value in its usual spelling, or None after a refusal."""
     toggle = t.TOGGLES.get(name)
     if toggle is None:
@@ -146,7 +118,7 @@ def _checked(name: str, value: str, draft: _Draft) -> str | None:
         case "mem_fraction_static":
             try:
                 if 0 < float(text) < 1:
-                    return text
+                    return str(float(text))
             except ValueError:
                 pass
         case "attention_backend":
@@ -164,168 +136,53 @@ def _checked(name: str, value: str, draft: _Draft) -> str | None:
     return None
 
 
-def _set(name: str, value: str, draft: _Draft) -> None:
-    draft.strip |= set(t.TOGGLES[name].fields)
-    match name:
-        case "cuda_graph_padding" | "overlap_schedule" | "radix_cache" | "custom_all_reduce":
-            if value == "off":
-                draft.add.append([f"--disable-{name.replace('_', '-')}"])
-        case "hicache":
-            if value == "on":
-                draft.add.append(["--enable-hierarchical-cache"])
-        case "chunked_prefill":
-            draft.add.append(["--chunked-prefill-size", "-1" if value == "off" else value])
-        case "attention_backend" | "mem_fraction_static":
-            draft.add.append([f"--{name.replace('_', '-')}", value])
-        case "speculative":
-            _set_speculative(value, draft)
-        case "deepep":
-            _set_deepep(value, draft)
-        case "dp_attention":
-            _set_dp_attention(value, draft)
-        case "launch_blocking":
-            # "0", not absent: what the launcher inherited must not show through.
-            draft.env[t.LAUNCH_BLOCKING] = "1" if value == "on" else "0"
-        case "core_dump":
-            _set_core_dump(value, draft)
-
-
-def _set_core_dump(value: str, draft: _Draft) -> None:
-    if value == "off":
-        # SGLang only sets it where it is not set: "0" holds against --crash-dump-folder as well.
-        draft.env[t.CORE_DUMP] = "0"
-        if "SGLANG_CUDA_COREDUMP" in draft.env:
-            draft.env["SGLANG_CUDA_COREDUMP"] = "0"
-        return
-    for variable, default in t.CORE_DUMP_ENVIRONMENT.items():
-        draft.env.setdefault(variable, default)
-    draft.env[t.CORE_DUMP] = "1"
-
-
-def _set_speculative(value: str, draft: _Draft) -> None:
-    every = {option.dest for option in draft.spec.options if option.dest.startswith("speculative_")}
-    draft.strip |= every
-    algorithm, _, path = value.partition(":")
-    if algorithm == "off":
-        return
-    values, base = draft.parsed.values, draft.baseline
-    same = values if values["speculative_algorithm"] == algorithm else base
-    known = same.get("speculative_algorithm") == algorithm
-    path = path or str((same.get("speculative_draft_model_path") or "") if known else "")
-    draft.add.append(["--speculative-algorithm", algorithm])
-    if path:
-        draft.add.append(["--speculative-draft-model-path", path])
-    for name in ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"):
-        if known and same.get(name) is not None:
-            draft.add.append([f"--{name.replace('_', '-')}", str(same[name])])
-
-
-def _set_deepep(value: str, draft: _Draft) -> None:
-    if value == "off":
-        # Two- and single-batch overlap are rejected without an all-to-all backend, the rest means nothing then.
-        draft.strip |= {option.dest for option in draft.spec.options if option.dest.startswith("deepep_")}
-        draft.strip |= {"enable_two_batch_overlap", "enable_single_batch_overlap", "speculative_moe_a2a_backend"}
-        return
-    draft.add.append(["--moe-a2a-backend", "deepep"])
-    draft.add.append(["--deepep-mode", value])
-
-
-def _set_dp_attention(value: str, draft: _Draft) -> None:
-    if value == "off":
-        return
-    values = draft.parsed.values
-    size = next(
-        (int(n) for n in (values.get("dp_size"), draft.baseline.get("dp_size")) if n and n > 1), values["tp_size"]
-    )
-    if values["dp_size"] > 1 and not values.get("enable_dp_attention"):
-        draft.refuse("dp_attention", f"--dp-size {size} now means {size} replicas", "start with --dp-size 1")
-    elif size < 2:
-        draft.refuse("dp_attention", "the engine has one GPU (--tp-size 1)", "give it at least two")
-    elif draft.spec.has("--attn-dp-size"):
-        draft.add.append(["--attn-dp-size", str(size)])
-    else:
-        draft.add.append(["--enable-dp-attention"])
-        draft.add.append(["--dp-size", str(size)])
-
-
-def _set_graphs(wanted: Mapping[str, str], draft: _Draft) -> None:
-    """Both phases are written out: a backend given for a phase wins over every switch but the JSON's."""
-    if not wanted.keys() & {"cuda_graph", "prefill_graph"}:
-        return
-    config = t.graph_asked(draft.parsed, draft.spec.version)
-    draft.strip |= {*t.GRAPH_BOTH, *t.GRAPH_DECODE, *t.GRAPH_PREFILL}
-    decode, prefill = (config[phase]["backend"] for phase in ("decode", "prefill"))
-    both_off = decode == prefill == "disabled"
-    if (asked := wanted.get("cuda_graph")) is not None:
-        if asked == "off":
-            draft.strip.add("debug_cuda_graph")
-        decode = "disabled" if asked == "off" else _usable(decode, "decode", "full", draft)
-        # The graphs go and come together, as with --disable-cuda-graph, unless the prefill graph is set by itself.
-        if asked == "off":
-            prefill = "disabled"
-        elif both_off:
-            prefill = _usable("disabled", "prefill", "", draft)
-    if (asked := wanted.get("prefill_graph")) is not None:
-        prefill = (
-            "disabled" if asked == "off" else _usable(prefill, "prefill", t.default_prefill(draft.spec.version), draft)
-        )
-    draft.add.append(["--cuda-graph-backend-decode", decode])
-    if prefill:
-        draft.add.append(["--cuda-graph-backend-prefill", prefill])
-    rest = {
-        phase: {key: value for key, value in settings.items() if key != "backend"}
-        for phase, settings in (draft.parsed.values["cuda_graph_config"] or {}).items()
-    }
-    if any(rest.values()):
-        draft.add.append(["--cuda-graph-config", json.dumps(rest)])
-
-
-def _usable(backend: str, phase: str, default: str, draft: _Draft) -> str:
-    """This backend, or the baseline's, or the default: whichever is one."""
-    config = draft.baseline.get("cuda_graph_config") or {}
-    for candidate in (backend, (config.get(phase) or {}).get("backend")):
-        if candidate and candidate != "disabled":
-            return str(candidate)
-    return default
-
-
-def _pin(wanted: Mapping[str, str], draft: _Draft, *, version: str, model: Mapping[str, Any] | None) -> None:
+def _pin(wanted: Mapping[str, str], draft: Draft, *, model: Mapping[str, Any] | None) -> None:
     """Options that keep the rest as it was."""
+    draft.pins += pins(wanted, draft.parsed, draft.spec, draft.baseline)
+    if not wanted.keys() & {"deepep", "dp_attention", "hicache"} or "prefill_graph" in wanted or "cuda_graph" in wanted:
+        return
+    if draft.parsed.is_given(*t.GRAPH_BOTH, *t.GRAPH_PREFILL):
+        return
+    # The prefill graph comes and goes by itself with these. What SGLang takes away cannot be kept, but what it would
+    # give can be declined.
+    after = judge(draft.argv(), draft.env, version=draft.spec.version, model=model)
+    base = (draft.baseline.get("cuda_graph_config") or {}).get("prefill") or {}
+    before = base.get("backend") or draft.before.fields["cuda_graph_config"]["prefill"]["backend"]
+    now = after.fields["cuda_graph_config"]["prefill"]["backend"]
+    if after.accepted and before == "disabled" and now != "disabled":
+        draft.pins.append(["--cuda-graph-backend-prefill", "disabled"])
 
 
 def _finish(
     argv: Sequence[str],
     env: Mapping[str, str],
     wanted: Mapping[str, str],
-    draft: _Draft,
+    draft: Draft,
     *,
-    version: str,
     model: Mapping[str, Any] | None,
 ) -> Change:
-    kept, removed = strip(draft.parsed, draft.strip)
-    added = [*draft.add, *draft.pins]
-    new = [*kept, *(token for option in added for token in option)]
-    after = judge(new, draft.env, version=version, model=model)
-    if not after.accepted and wanted:
-        why = after.errors[0]
-        draft.refuse(next(iter(wanted)), f"SGLang {draft.spec.version} rejects it: {why}", "change what it names first")
-    got = t.read_fields(after.fields, draft.env)
-    before = t.read_fields(draft.before.fields, env)
-    reasons = {rewrite.field: rewrite.why for rewrite in after.rewrites}
-    for name, value in wanted.items():
-        target = value.partition(":")[0]
-        if after.accepted and got[name] is not None and got[name] != target:
-            why = f"SGLang {draft.spec.version} would make it {got[name]!r}: {_reason(name, reasons)}"
-            draft.refuse(name, why, "change what causes that first")
+    _, removed = strip(draft.parsed, draft.strip)
+    new = draft.argv()
+    after = judge(new, draft.env, version=draft.spec.version, model=model)
+    got, before = t.read_fields(after.fields, draft.env), t.read_fields(draft.before.fields, env)
+    if after.accepted:
+        _effective(wanted, got, after, draft)
+        late(wanted, got, after, draft, model)
+    elif wanted:
+        first = next(iter(wanted))
+        draft.refuse(first, f"SGLang {draft.spec.version} rejects it: {after.errors[0]}", "change what it names first")
     if draft.refusals:
         return _refused(argv, env, draft)
+    held = {option[0].removeprefix("--").replace("-", "_") for option in draft.pins}
     aliases = {
-        name: Alias(value, _reason(name, reasons))
+        name: Alias(value, _reason(name, after))
         for name, value in got.items()
-        if name not in wanted and value is not None and value != before[name]
+        if name not in wanted and name not in held and value is not None and value != before[name]
     }
     if draft.spec.note:
         draft.warnings.append(draft.spec.note)
+    draft.warnings += [note for note in after.warnings if note not in draft.before.warnings]
+    added = [*draft.add, *draft.pins]
     return Change(
         tuple(new),
         draft.env,
@@ -339,10 +196,66 @@ def _finish(
     )
 
 
-def _reason(toggle: str, reasons: Mapping[str, str]) -> str:
-    names = {"cuda_graph": "decode_graph"}
+def _effective(wanted: Mapping[str, str], got: Mapping[str, str | None], after: Judgement, draft: Draft) -> None:
+    """A toggle that SGLang would accept and not carry out is refused."""
+    for name, value in wanted.items():
+        target = resolved_name(name, value.partition(":")[0])
+        if name == "chunked_prefill" and value != "off":
+            continue  # DP attention divides it among its groups: that is what was asked for
+        if got[name] is not None and got[name] != target and _reason(name, after) != "its new name":
+            why = f"SGLang {draft.spec.version} would make it {got[name]}: {_reason(name, after)}"
+            draft.refuse(name, why, "change what causes that, in the same step or first")
+
+
+def resolved_name(toggle: str, value: str) -> str:
+    """What SGLang calls this value once it has resolved it."""
+    if toggle == "speculative" and value != "off":
+        return {"NEXTN": "EAGLE"}.get(value.upper(), value.upper())
+    return value
+
+
+def _reason(toggle: str, after: Judgement) -> str:
+    names = {"cuda_graph": "decode_graph", "speculative": "speculative_algorithm"}
     fields = {names.get(toggle, toggle), *t.TOGGLES[toggle].fields}
-    return "; ".join(why for name, why in reasons.items() if name in fields) or "it goes with the change"
+    if toggle == "prefill_graph":
+        fields = {"prefill_graph"}
+    if toggle in ("cuda_graph", "prefill_graph") and after.fields.get("device") == "cpu":
+        return "SGLang captures no graphs on a CPU"
+    return "; ".join(one.why for one in after.rewrites if one.field in fields) or "it goes with the change"
+
+
+def read_argv(
+    argv: Sequence[str], env: Mapping[str, str], *, version: str, model: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """The toggles that a command line asks for; those that it does not name are as SGLang resolves them.
+
+    What SGLang takes from the GPU (chunk, attention backend, memory fraction) is left out unless it is named. An option
+    that SGLang refuses counts as not given: `judge` says so.
+    """
+    parsed = parse(argv, version=version)
+    resolved = t.read_fields(judge(argv, env, version=version, model=model).fields, env)
+    asked = t.read_fields(dict(parsed.values) | {"cuda_graph_config": t.graph_asked(parsed, version)}, env)
+    result = {}
+    for name, toggle in TOGGLES.items():
+        given = _named(name, toggle, parsed)
+        if not given and name in ("chunked_prefill", "attention_backend", "mem_fraction_static"):
+            continue
+        # A free value may be renamed or divided by SGLang; a switch that is named is meant as it is written.
+        value = asked[name] if given and toggle.choices[:2] == t.ON_OFF else resolved[name]
+        if value is not None:
+            result[name] = value
+    return result
+
+
+def _named(name: str, toggle: t.Toggle, parsed: Parsed) -> bool:
+    """Whether the command line says what this toggle should be."""
+    if name in ("cuda_graph", "prefill_graph"):
+        phase = "decode" if name == "cuda_graph" else "prefill"
+        own = t.GRAPH_DECODE if name == "cuda_graph" else t.GRAPH_PREFILL
+        return parsed.is_given("disable_cuda_graph", *own) or "backend" in (
+            parsed.values["cuda_graph_config"] or {}
+        ).get(phase, {})
+    return parsed.is_given(*toggle.fields)
 
 
 def choices(

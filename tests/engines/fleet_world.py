@@ -99,6 +99,7 @@ class FakeProcess:
         """What it has done by now."""
         script: list[tuple[float, str]] = [
             (0.2, "Load weight begin. avail mem=10.00 GB"),
+            (self.how.load_s, "Capture target prefill CUDA graph begin. backend=full, avail mem=9.00 GB"),
             (self.how.load_s, "Capture target decode CUDA graph begin. backend=full, bs=[1, 2], avail mem=9.00 GB"),
         ]
         if not self.how.never_ready:

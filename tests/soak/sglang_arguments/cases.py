@@ -84,6 +84,12 @@ BASES: Sequence[Sequence[str]] = (
 )
 """What the toggles are changed on."""
 
+RECORDED = (
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+    *("--enable-metrics", "--mem-fraction-static", "0.3", "--random-seed", "1"),
+)
+"""Of the servers on a real H200 whose answers are in `tests/data/sglang/`."""
+
 FREE = {"chunked_prefill": ("2048", "1000"), "mem_fraction_static": ("0.8",)}
 
 POOL: Sequence[Sequence[str]] = (
@@ -167,6 +173,9 @@ def cases(version: str, *, seed: int = 20261130, random_cases: int = 300) -> Ite
 
     `@NAME` in a word is the directory of a model, `%NAME` that of a file of the case.
     """
+    yield {"model": "dense", "argv": list(RECORDED), "env": {}}
+    ngram = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"]
+    yield {"model": "dense", "argv": [*RECORDED, *ngram], "env": {}}
     yield from _toggles(version)
     yield from _combinations(random.Random(seed), random_cases)
 
@@ -174,7 +183,7 @@ def cases(version: str, *, seed: int = 20261130, random_cases: int = 300) -> Ite
 def _toggles(version: str) -> Iterator[dict[str, Any]]:
     seen = set()
     for model in MODELS:
-        for base in BASES:
+        for base in BASES if model == "dense" else BASES[:4]:
             for name, toggle in TOGGLES.items():
                 values = (*toggle.choices, *FREE.get(name, ()))
                 if name == "attention_backend":
