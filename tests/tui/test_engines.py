@@ -458,6 +458,24 @@ async def test_it_opens_at_the_engine_of_the_table_and_goes_back() -> None:
         assert board.app.is_running
 
 
+def test_an_engine_that_is_told_to_go_is_on_its_way_and_not_unwell() -> None:
+    states = ("DRAINING", "STOPPING", "RECLAIMING", "LOADING", "CRASHED", "BACKOFF", "SUSPECT", "HEALTHY")
+    state = {f"engine/{at}": owned(str(at), at, state=name) for at, name in enumerate(states)}
+    assert [view.trouble for view in engine_views(state)] == [1, 1, 1, 1, 0, 0, 0, 3]
+
+
+async def test_of_what_went_well_long_ago_only_one_line_is_left() -> None:
+    async with desk("operation") as board:
+        op = board.client.mirror.state["op/7"] | {"state": "done", "text": "engine 0: healthy 12.3 s"}
+        board.client.put("op/7", op | {"ended": NOW - 5})
+        assert "engine 0: healthy 12.3 s" in await board.tick()
+        board.client.put("op/7", op | {"ended": NOW - 500})
+        text = await board.tick()
+        assert "engine 0: healthy 12.3 s" not in text
+        assert "engine-set done 8m2" in text
+        assert "by ana (unverified): is it the" in text
+
+
 async def test_nobody_acts_on_a_frozen_picture() -> None:
     async with dash("engines", control=True) as board:
         await board.press("space", "e")

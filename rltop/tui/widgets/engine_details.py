@@ -13,6 +13,7 @@ from rltop.tui.view import Frame
 from rltop.tui.widgets.engine_cells import state_cell, version_text
 
 _LABEL = 11
+_NEWS_S = 60.0
 _ACCESS = re.compile(r'"(?:GET|POST|PUT|HEAD|DELETE) \S+ HTTP/[0-9.]+" 2\d\d\b')
 """An access line of uvicorn, of a request that was answered well."""
 
@@ -35,7 +36,9 @@ def status_rows(
         row.append((f" for {whole_age(since)}", "text"))
     if view.deadline is not None and frame.server_now is not None:
         left = view.deadline - frame.server_now
-        row.append((f", at most {age(left)} more" if left > 0 else ", over its time", "dim" if left > 0 else "warn"))
+        row.append(
+            (f", at most {whole_age(left)} more" if left > 0 else ", over its time", "dim" if left > 0 else "warn")
+        )
     yield tuple(row)
     if view.word == "BACKOFF" and view.backoff_until is not None and frame.server_now is not None:
         yield from _pair("started", f"again in {whole_age(view.backoff_until - frame.server_now)}", width, "warn")
@@ -87,7 +90,9 @@ def op_rows(op: OpView, frame: Frame, width: int) -> Iterator[Row]:
     for words, seconds in stages[-8:] if op.runs else ():
         took = age(seconds) if seconds is not None else ""
         yield from _pair("", f"{took:>6}  {frame.safe(_newest(words))}", width, "text")
-    yield from _pair("", frame.safe(op.text), width, style)
+    # Of what went well long ago the stages are old news; they are in the events.
+    if op.state != "done" or (ago is not None and ago < _NEWS_S):
+        yield from _pair("", frame.safe(op.text), width, style)
 
 
 def _newest(stage: str) -> str:
