@@ -13,7 +13,7 @@ from typing import Any
 from rltop.engines import toggle_table as t
 from rltop.engines.flags import Parsed, strip
 from rltop.engines.options import Table
-from rltop.engines.rules import Judgement
+from rltop.engines.rules import Judgement, judge
 from rltop.engines.rules_models import OWN_DRAFT
 
 
@@ -192,6 +192,8 @@ def late(
         warn("launch blocking changes the timing: a crash that stays away with it is not fixed")
     if "speculative" in wanted:
         _late_speculative(fields, draft, model)
+    if wanted.get("prefill_graph") == "on":
+        _late_prefill(fields, draft, model)
     if wanted.get("deepep", "off") != "off" and model is not None and not _experts(model):
         warn("the model has no experts: DeepEP has nothing to dispatch")
     saver = fields.get("enable_memory_saver") and t.is_on(draft.env.get("SGLANG_MEMORY_SAVER_CUDA_GRAPH"))
@@ -200,6 +202,19 @@ def late(
             if graphs[phase]["backend"] == "breakable":
                 why = "breakable graphs cannot be captured with SGLANG_MEMORY_SAVER_CUDA_GRAPH and the memory saver"
                 draft.refuse(name, why, "unset SGLANG_MEMORY_SAVER_CUDA_GRAPH, or leave this graph off")
+
+
+def _late_prefill(fields: Mapping[str, Any], draft: Draft, model: Mapping[str, Any] | None) -> None:
+    """A prefill graph that is asked for skips SGLang's own doubts about it."""
+    mine = [option for option in (*draft.add, *draft.pins) if option[0] != "--cuda-graph-backend-prefill"]
+    kept, _ = strip(draft.parsed, draft.strip)
+    argv = [*kept, *(token for option in mine for token in option)]
+    alone = judge(argv, draft.env, version=draft.spec.version, model=model)
+    doubts = [one.why for one in alone.rewrites if one.field == "prefill_graph"]
+    if doubts:
+        draft.warnings.append(f"SGLang would leave the prefill graph off by itself ({doubts[0]}): it is forced")
+    if draft.spec.version == "0.5.14" and str(fields["speculative_algorithm"]).startswith("EAGLE"):
+        draft.warnings.append("0.5.14 skips the piecewise prefill graph of an EAGLE target when it runs")
 
 
 def _late_speculative(fields: Mapping[str, Any], draft: Draft, model: Mapping[str, Any] | None) -> None:

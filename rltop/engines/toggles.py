@@ -81,7 +81,7 @@ def change(
     wanted = {}
     for name, value in changes.items():
         text = _checked(name, value, draft)
-        if text is not None and not (asked.get(name) == now.get(name) == text):
+        if text is not None and not (asked.get(name) == now.get(name) == _short(name, text, parsed)):
             wanted[name] = text
     if draft.refusals:
         return _refused(argv, env, draft)
@@ -94,6 +94,13 @@ def change(
     if wanted:
         _pin(wanted, draft, model=model)
     return _finish(argv, env, wanted, draft, model=model)
+
+
+def _short(name: str, value: str, parsed: Parsed) -> str:
+    """The value without a draft model that is named already."""
+    algorithm, _, path = value.partition(":")
+    known = name == "speculative" and path == parsed.values["speculative_draft_model_path"]
+    return resolved_name(name, algorithm) if known or (name == "speculative" and not path) else value
 
 
 def _refused(argv: Sequence[str], env: Mapping[str, str], draft: Draft) -> Change:

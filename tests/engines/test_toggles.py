@@ -178,6 +178,25 @@ def test_turning_deepep_off_does_not_turn_the_prefill_graph_on() -> None:
     assert (newer.pins, newer.aliases) == ((), {})
 
 
+def test_a_prefill_graph_that_sglang_would_not_make_is_forced_and_that_is_said() -> None:
+    argv = ("--tp", "2", "--moe-a2a-backend", "deepep")
+    made = change(argv, {}, {"prefill_graph": "on"}, version="0.5.14")
+    assert made.refusals == ()
+    assert any("--moe-a2a-backend deepep): it is forced" in text for text in made.warnings)
+    assert change(argv, {}, {"prefill_graph": "on"}, version="0.5.23").warnings == ()
+    alone = change(("--cuda-graph-backend-prefill=disabled",), {}, {"prefill_graph": "on"}, version="0.5.14")
+    assert alone.warnings == ()
+
+
+def test_the_same_draft_again_changes_nothing() -> None:
+    argv = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", "/draft", "--tp", "2")
+    for same in ("EAGLE", "eagle:/draft", "NEXTN"):
+        assert change(argv, {}, {"speculative": same}, version="0.5.23").argv == argv
+    other = change(argv, {}, {"speculative": "EAGLE:/other"}, version="0.5.23")
+    assert "/other" in other.argv
+    assert "/draft" not in other.argv
+
+
 def test_speculation_would_limit_requests_to_48() -> None:
     alone = change((), {}, {"speculative": "NGRAM"}, version="0.5.14")
     assert any("48" in text for text in alone.warnings)
@@ -254,7 +273,7 @@ def test_what_is_not_named_is_read_as_sglang_resolves_it(version: str) -> None:
 VALUES = {name: [value, first] for name, value, first in TO_AND_FRO}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(VERSIONS),
     st.lists(st.sampled_from([(name, value) for name, both in VALUES.items() for value in both]), max_size=6),
