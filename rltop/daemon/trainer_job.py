@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from rltop.engines import keeper
 from rltop.engines.keeper import birth
+from rltop.engines.spawn import start_keeper
 from rltop.errors import RltopError
 
 MARKER = "RLTOP_JOB"
@@ -39,7 +37,6 @@ LAST_LINES_BYTES = 4000
 RECORD = "trainer.json"
 RECORD_S = 3.0
 """From the end of the trainer to its keeper's word about it."""
-REPORT_FD = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +183,13 @@ def start_trainer(argv: Sequence[str], *, run_dir: Path, env: Mapping[str, str],
     Raises RltopError when it cannot be started.
     """
     where = argv[0] if argv else "trainer"
-    reader, writer = os.pipe()
+    order = {"record": str(run_dir / RECORD), "variable": MARKER, "marker": marker}
+    environ = {name: value for name, value in env.items() if name != MARKER}
     try:
-        order = {"record": str(run_dir / RECORD), "variable": MARKER, "marker": marker}
-        child = _start_keeper([json.dumps(order), *argv], run_dir / "trainer.log", env, writer)
+        with (run_dir / "trainer.log").open("ab") as log:
+            child, told = start_keeper(order, argv, log=log.fileno(), env=environ)
     except (OSError, ValueError) as error:
-        os.close(reader)
         raise RltopError("cannot start the trainer", where=where, why=str(error), exit_code=1) from error
-    finally:
-        os.close(writer)
-    with open(reader, "rb") as pipe:
-        told = pipe.read()
     why = ""
     try:
         record = _parse(told)
@@ -211,27 +204,6 @@ def start_trainer(argv: Sequence[str], *, run_dir: Path, env: Mapping[str, str],
     job = TrainerJob(_born(record), record, run_dir)
     job.keeper = child
     return job
-
-
-def _start_keeper(words: Sequence[str], log: Path, env: Mapping[str, str], writer: int) -> int:
-    # Not subprocess: the keeper outlives us on purpose, and a Popen object that is dropped while its child runs warns.
-    high = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, REPORT_FD + 1)
-    try:
-        with log.open("ab") as output, open(os.devnull, "rb") as nothing:
-            return os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", keeper.__file__, str(REPORT_FD), *words],
-                {name: value for name, value in env.items() if name != MARKER},
-                setsid=True,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
-                    (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
-                    (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
-                    (os.POSIX_SPAWN_DUP2, high, REPORT_FD),
-                ],
-            )
-    finally:
-        os.close(high)
 
 
 def adopt_trainer(record: TrainerRecord, run_dir: Path) -> TrainerJob | None:

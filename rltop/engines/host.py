@@ -12,12 +12,10 @@ process of the machine is looked at once a second at most in `look`, and as ofte
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +30,6 @@ from rltop.engines.gpu_memory import Reader, read_gpus, visible
 from rltop.engines.launcher import (
     DIRECTORY,
     LOG,
-    MARKER,
     PORT,
     RECORD,
     GpuUse,
@@ -41,9 +38,9 @@ from rltop.engines.launcher import (
     Look,
     Remains,
     marks,
-    server_argv,
 )
 from rltop.engines.processes import Ident, Table
+from rltop.engines.spawn import start_engine
 from rltop.errors import RltopError
 
 TABLE_S = 1.0
@@ -55,10 +52,6 @@ KILL_S = 5.0
 KEEPER_S = 2.0
 """How long a keeper whose tree is gone may take to end before it counts as stuck."""
 POLL_S = 0.02
-REPORT_FD = 9
-PORT_FD = 10
-FOREIGN = ("RLTOP_JOB", MARKER)
-"""Markers of others. An engine that carried its trainer's would be cleared away with it."""
 
 
 @dataclass(slots=True)
@@ -112,103 +105,9 @@ class Host:
 
     def start(self, spec: LaunchSpec) -> Launched:
         """Start a generation; returns when its process exists. Raises RltopError as `Launcher.start` says."""
-        directory = Path(spec.directory)
         bind = self._reach if self._reach and spec.host == "127.0.0.1" else spec.host
-        with contextlib.ExitStack() as stack:
-            held = _port(spec, bind)
-            port = 0
-            if held is not None:
-                stack.enter_context(contextlib.closing(held))
-                port = held.getsockname()[1]
-            log = _prepare(directory, Path(spec.lock))
-            stack.enter_context(contextlib.closing(log))
-            told = self._keep(spec, directory, bind, port, log, held)
-        if told.get("held"):
-            raise self._locked(spec)
-        if error := told.get("error"):
-            raise _unstartable(spec, str(error), str(told.get("file", "")))
-        slot = self._remember(directory, told)
-        slot.port = port
-        return slot.launched
-
-    def _keep(
-        self, spec: LaunchSpec, directory: Path, bind: str, port: int, log: Any, held: socket.socket | None
-    ) -> dict[str, Any]:
-        reader, writer = os.pipe()
-        order = {
-            "record": str(directory / RECORD),
-            "variable": MARKER,
-            "marker": spec.marker,
-            "lock": spec.lock,
-            "detach": True,
-            "hold": [] if held is None else [PORT_FD],
-            "tether": self._tether,
-            "extra": {
-                "port": port,
-                "host": _reachable(bind),
-                "lock": spec.lock,
-                "gpus": self._visible(spec),
-            },
-        }
-        try:
-            child = self._spawn([json.dumps(order), *_argv(spec, bind, port, directory)], spec, log, writer, held)
-        except (OSError, ValueError) as error:
-            os.close(reader)
-            raise _unstartable(spec, str(error), sys.executable) from error
-        finally:
-            os.close(writer)
-        with open(reader, "rb") as pipe:
-            text = pipe.read()
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, nothing is left to wait for
-            os.waitpid(child, 0)  # it has forked: the keeper itself is nobody's child here
-        try:
-            told: dict[str, Any] = json.loads(text)
-        except ValueError:
-            return {"error": "its keeper ended without a word", "file": str(directory / LOG)}
-        return told
-
-    def _spawn(self, words: list[str], spec: LaunchSpec, log: Any, writer: int, held: socket.socket | None) -> int:
-        # From high numbers: a descriptor that is copied onto itself would be closed in the child.
-        high = [fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, PORT_FD + 1)]
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
-            (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
-            (os.POSIX_SPAWN_DUP2, high[0], REPORT_FD),
-        ]
-        if held is not None:
-            high.append(fcntl.fcntl(held.fileno(), fcntl.F_DUPFD_CLOEXEC, PORT_FD + 1))
-            actions.append((os.POSIX_SPAWN_DUP2, high[1], PORT_FD))
-        gone = {*FOREIGN, *spec.unset}
-        env = {name: value for name, value in {**self._environ, **spec.env}.items() if name not in gone}
-        try:
-            return os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", keeper.__file__, str(REPORT_FD), *words],
-                {**env, "PYTHONUNBUFFERED": "1", DIRECTORY: marks(spec.marker, spec.directory)[DIRECTORY]},
-                setsid=True,
-                setsigmask=[],
-                setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD],
-                file_actions=actions,
-            )
-        finally:
-            for descriptor in high:
-                os.close(descriptor)
-
-    def _visible(self, spec: LaunchSpec) -> str | None:
-        if "CUDA_VISIBLE_DEVICES" in spec.unset:
-            return None
-        return {**self._environ, **spec.env}.get("CUDA_VISIBLE_DEVICES")
-
-    def _locked(self, spec: LaunchSpec) -> RltopError:
-        found = [f"{pid} ({name})" for pid, name in _holders(Path(spec.lock))]
-        return RltopError(
-            f"engine {spec.engine_id} still has a process: a second one is not started",
-            where=spec.lock,
-            why="its lock is held by process " + (", ".join(found) or "unknown"),
-            do="stop the engine first; what is left of an engine that is gone is ended by its next stop",
-            exit_code=1,
-        )
+        told = start_engine(spec, bind=bind, environ=self._environ, tether=self._tether)
+        return self._remember(Path(spec.directory), told).launched
 
     # ------------------------------------------------------------------ look
 
@@ -341,7 +240,7 @@ class Host:
         family = left | set(slot.descendants) | {Ident(launched.pid, launched.birth)}
         return Remains(
             processes=tuple(sorted((one.pid, _name(slot, one)) for one in left)),
-            lock_holders=_holders(lock) if processes.locked(lock) else (),
+            lock_holders=processes.named_holders(lock) if processes.locked(lock) else (),
             port_holder=_listener(launched.host, port),
             gpu=tuple(
                 GpuUse(
@@ -396,52 +295,6 @@ class Host:
         return slot
 
 
-# ---------------------------------------------------------------------- starting
-
-
-def _argv(spec: LaunchSpec, bind: str, port: int, directory: Path) -> list[str]:
-    address = ("--model-path", spec.model_path, "--host", bind, "--port", str(port))
-    return server_argv(spec.kind, spec.python, (*address, *spec.args), directory / PORT)
-
-
-def _port(spec: LaunchSpec, bind: str) -> socket.socket | None:
-    """The port, kept: a taken one is known now and not after minutes of loading. None: the engine finds its own."""
-    if spec.port:
-        return ports.bind(bind, spec.port)
-    return None if spec.kind == "cpu" else ports.reserve(bind)
-
-
-def _prepare(directory: Path, lock: Path) -> Any:
-    """The directory of the generation, empty of what an earlier try left, and its open log."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (directory / "coredump").mkdir(exist_ok=True, mode=0o700)  # CUDA makes no folder for its dumps
-        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name in (PORT, RECORD):
-            (directory / name).unlink(missing_ok=True)
-        return (directory / LOG).open("ab")
-    except OSError as error:
-        raise RltopError(
-            "cannot write in the engine's directory",
-            where=str(error.filename or directory),
-            why=error.strerror or str(error),
-            do="make room or give rights there, or set RLTOP_DIR elsewhere",
-        ) from error
-
-
-def _unstartable(spec: LaunchSpec, why: str, where: str) -> RltopError:
-    return RltopError(
-        f"cannot start engine {spec.engine_id}",
-        where=where or spec.python,
-        why=why,
-        do=f"is {spec.python} an interpreter that has the server installed?",
-    )
-
-
-def _reachable(bind: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
-
-
 # ---------------------------------------------------------------------- records and processes
 
 
@@ -482,11 +335,6 @@ def _keeps(pid: int, marker: str) -> bool:
     except psutil.Error:
         return False
     return any(word.endswith(Path(keeper.__file__).name) for word in words) and any(marker in word for word in words)
-
-
-def _holders(lock: Path) -> tuple[tuple[int, str], ...]:
-    found = tuple((pid, processes.name(pid)) for pid in processes.holders(lock))
-    return found or ((0, "a process that cannot be seen"),)
 
 
 def _name(slot: _Slot, one: Ident) -> str:

@@ -193,6 +193,12 @@ def holders(path: Path) -> list[int]:
     return found
 
 
+def named_holders(path: Path) -> tuple[tuple[int, str], ...]:
+    """(pid, name) of who holds a lock that is held; pid 0: somebody who cannot be seen."""
+    found = tuple((pid, name(pid)) for pid in holders(path))
+    return found or ((0, "a process that cannot be seen"),)
+
+
 def _same(path: str, wanted: os.stat_result) -> bool:
     try:
         seen = os.stat(path)

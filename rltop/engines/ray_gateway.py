@@ -30,11 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
-from rltop.engines.host import Host
+from rltop.engines.host_actor import HostActor
 from rltop.engines.launcher import Launched, LaunchSpec, Look, LostNode, Remains
-from rltop.engines.processes import ident
 from rltop.errors import RltopError
 
 THREADS = 64
@@ -49,49 +47,6 @@ NAME_S = 5.0
 """For the name of an actor that was ended to be free again."""
 DEFAULT_PLACE: dict[str, Any] = {"resources": {"CPU": 1}}
 _LENGTH = struct.Struct("!I")
-
-
-class HostActor:
-    """The engines' host on a node, in a Ray worker. The engines are not its children and survive it."""
-
-    def __init__(self, place: dict[str, Any]) -> None:
-        import ray
-
-        node_id = str(ray.get_runtime_context().get_node_id())
-        self._about = {"place": place, "node_id": node_id}
-        parent = psutil.Process().parent()
-        raylet = parent if parent is not None and parent.name().startswith("raylet") else None
-        self._host = Host(
-            launcher="ray",
-            node_id=node_id,
-            reach=str(ray.util.get_node_ip_address()),
-            tether=None if raylet is None else ident(raylet.pid),
-        )
-
-    def about(self) -> dict[str, Any]:
-        """Where it is, and what was asked for."""
-        return self._about
-
-    def start(self, spec: LaunchSpec) -> Launched:
-        return self._host.start(spec)
-
-    def look(self, launched: Launched) -> Look:
-        return self._host.look(launched)
-
-    def read_log(self, launched: Launched, offset: int, limit: int) -> bytes:
-        return self._host.read_log(launched, offset, limit)
-
-    def terminate(self, launched: Launched) -> None:
-        self._host.terminate(launched)
-
-    def kill(self, launched: Launched) -> None:
-        self._host.kill(launched)
-
-    def remains(self, launched: Launched) -> Remains:
-        return self._host.remains(launched)
-
-    def adopt(self, directory: str, marker: str) -> Launched | None:
-        return self._host.adopt(directory, marker)
 
 
 @dataclass(frozen=True, slots=True)
