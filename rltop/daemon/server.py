@@ -384,7 +384,7 @@ class Server:
                 self._send(session.ident, "bye", Bye("lease"))
                 self._backend.client("lease", session)
             try:
-                tick = self._backend.tick(len(self._sessions), self.counters)
+                tick = self._backend.tick(self._sessions.viewers(), self.counters)
             except Exception as error:
                 self._backend.trouble("tick", error)
                 continue

@@ -28,6 +28,8 @@ DELTA_EVENTS = 500
 """Events in one delta; more follow in the next. 500 of the longest texts are 2 of the 16 MiB of a message."""
 FPS_RANGE = (0.1, 30.0)
 _EVERYTHING = ("*",)
+TRAINER = "trainer"
+"""What a trainer calls itself whose engines are the daemon's (`rltop.train.fleet_link`)."""
 
 
 @dataclass(slots=True)
@@ -84,6 +86,10 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_ident)
+
+    def viewers(self) -> int:
+        """Sessions of people and their programs; the trainer's own line to the daemon is nobody who looks."""
+        return sum(session.name != TRAINER for session in self)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_ident.values()))

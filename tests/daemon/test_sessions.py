@@ -374,3 +374,10 @@ class Conversation(RuleBasedStateMachine):
 
 TestConversation = Conversation.TestCase
 TestConversation.settings = examples(60, steps=40)
+
+
+def test_the_trainers_own_line_is_nobody_who_looks() -> None:
+    model = Model()
+    model.hello(b"a")
+    model.hello(b"t", Hello((1, 1), "rltop/test", name="trainer"))
+    assert (len(model.sessions), model.sessions.viewers()) == (2, 1)
