@@ -1,7 +1,8 @@
 """SGLang's recorded answers: `tests/data/sglang_arguments/<version>.jsonl`, and how they compare with rltop's rules.
 
 First line: `{"version", "bases": {"model/device": fields}}`, what SGLang resolves without further arguments. Then a
-case a line: `{"model", "argv", "env"?, "files"?, "error"}`, or `"fields"`: those that differ from its base.
+case a line: `{"model", "argv", "env"?, "files"?}` and `"error"`, or `"fields"` (those that differ from its base) and
+`"environment"` (what SGLang leaves in the variables that toggles set).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltop.engines.rules import CPU, Host, judge
+from rltop.engines.toggle_table import CORE_DUMP, LAUNCH_BLOCKING, is_on, read_fields
 from tests.soak.sglang_arguments.cases import MODELS
 
 DATA = Path(__file__).parents[2] / "data" / "sglang_arguments"
@@ -54,6 +56,15 @@ def differences(version: str, bases: Mapping[str, Any], cases: Sequence[Mapping[
         yield from _compared(version, bases, case)
 
 
+def _environment(version: str, case: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[str]:
+    """`--crash-dump-folder` turns core dumps on where nothing is said."""
+    ours = read_fields(fields, case.get("env", {}))
+    theirs = case.get("environment", {})
+    for toggle, variable in (("core_dump", CORE_DUMP), ("launch_blocking", LAUNCH_BLOCKING)):
+        if (ours[toggle] == "on") != is_on(theirs.get(variable)):
+            yield f"{version} {case['argv']} {case.get('env')}: SGLang leaves {variable}={theirs.get(variable)}"
+
+
 def _compared(version: str, bases: Mapping[str, Any], case: Mapping[str, Any]) -> Iterator[str]:
     device, files = device_of(case), case.get("files", {})
     # The default chunk follows the memory of the machine that was asked.
@@ -67,6 +78,8 @@ def _compared(version: str, bases: Mapping[str, Any], case: Mapping[str, Any]) -
         host=host,
         read=lambda path: str(files[path.removeprefix("%")]),
     )
+    if "fields" in case:
+        yield from _environment(version, case, made.fields)
     place = f"{version} {case['model']} {case['argv']} {case.get('env', {})}"
     if made.accepted != ("error" not in case):
         yield f"{place}: SGLang {case.get('error', 'accepts')}, rltop {made.errors or 'accepts'}"

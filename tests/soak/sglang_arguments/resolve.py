@@ -152,7 +152,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         return {"error": lines[-1].split("error: ", 1)[-1]}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}".split("\n")[0]}
-    return {"fields": fields, "env": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}}
+    return {"fields": fields, "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}}
 
 
 def in_a_fork(case: dict[str, Any]) -> dict[str, Any]:
