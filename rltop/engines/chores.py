@@ -138,7 +138,12 @@ class Verified:
 
 
 async def inspect(
-    client: AsyncEngineClient, spec: LaunchSpec, launched: Launched, log_head: bytes, fallback_version: str
+    client: AsyncEngineClient,
+    launcher: Launcher,
+    spec: LaunchSpec,
+    launched: Launched,
+    log_head: bytes,
+    fallback_version: str,
 ) -> Verified:
     """Wait until it answers, then compare what is in effect with what was asked for."""
     while True:
@@ -152,7 +157,10 @@ async def inspect(
     with contextlib.suppress(EngineUnreachable, EngineRefused, TimeoutError):
         async with asyncio.timeout(ANSWER_S):
             metrics = await client.metrics_text()
-    environ = await asyncio.to_thread(read_environ, launched) if launched.launcher == "local" else None
+    environ = None
+    with contextlib.suppress(RltopError, TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            environ = await launcher.environ(launched)
     wanted = read_argv(spec.args, spec.env, version=version)
     toggles = verify(
         wanted,
@@ -163,16 +171,6 @@ async def inspect(
         version=version,
     )
     return Verified(version=version, info=info, toggles=toggles, wanted=wanted)
-
-
-def read_environ(launched: Launched) -> dict[str, str] | None:
-    """The environment of a process of this machine; None when it cannot be seen, or is no longer that process."""
-    try:
-        pairs = Path(f"/proc/{launched.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    found = dict(pair.decode(errors="replace").partition("=")[::2] for pair in pairs if b"=" in pair)
-    return found if found.get("RLTOP_ENGINE") == launched.marker else None
 
 
 async def sync(

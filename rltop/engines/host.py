@@ -32,6 +32,7 @@ from rltop.engines.launcher import (
     LOG,
     PORT,
     RECORD,
+    SHOWN,
     GpuUse,
     Launched,
     LaunchSpec,
@@ -255,6 +256,15 @@ class Host:
             ),
             gpu_source=reading.source,
         )
+
+    def environ(self, launched: Launched) -> dict[str, str] | None:
+        """Of the leader, from the kernel: what it was really given."""
+        leader = Ident(launched.pid, launched.birth)
+        try:
+            found = psutil.Process(launched.pid).environ()
+        except psutil.Error:
+            return None
+        return {name: found[name] for name in found if name.startswith(SHOWN)} if processes.alive(leader) else None
 
     # ------------------------------------------------------------------ adoption
 

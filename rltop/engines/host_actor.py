@@ -54,5 +54,8 @@ class HostActor:
     def remains(self, launched: Launched) -> Remains:
         return self._host.remains(launched)
 
+    def environ(self, launched: Launched) -> dict[str, str] | None:
+        return self._host.environ(launched)
+
     def adopt(self, directory: str, marker: str) -> Launched | None:
         return self._host.adopt(directory, marker)

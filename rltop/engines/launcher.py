@@ -26,6 +26,9 @@ MARKER = "RLTOP_ENGINE"
 DIRECTORY = "RLTOP_ENGINE_DIR"
 """Environment variable beside it: the generation's directory. Two runs of one name, under different roots, are two."""
 
+SHOWN = ("CUDA_", "SGLANG_", "SGL_", "NCCL_", "NVSHMEM_", "TORCH_", "PYTORCH_", "TRITON_", "OMP_")
+"""Prefixes of the environment variables that may leave an engine's machine."""
+
 LOG = "stdout.log"
 RECORD = "record.json"
 PORT = "port"
@@ -205,6 +208,11 @@ class Launcher(Protocol):
 
     async def remains(self, launched: Launched) -> Remains:
         """What is left of it."""
+        ...
+
+    async def environ(self, launched: Launched) -> dict[str, str] | None:
+        """What the leader has in its environment of what changes an engine (`SHOWN`): never a secret of others. None
+        when it cannot be seen, or is no longer that process."""
         ...
 
     async def adopt(self, directory: str, marker: str) -> Launched | None:

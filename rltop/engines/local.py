@@ -43,6 +43,9 @@ class LocalLauncher:
     async def remains(self, launched: Launched) -> Remains:
         return await self._do(self._host.remains, launched)
 
+    async def environ(self, launched: Launched) -> dict[str, str] | None:
+        return await self._do(self._host.environ, launched)
+
     async def adopt(self, directory: str, marker: str) -> Launched | None:
         return await self._do(self._host.adopt, directory, marker)
 

@@ -103,6 +103,10 @@ class Gateway:
         found: Remains = self._ask(launched, place, "remains", launched, timeout_s=SLOW_S)
         return found
 
+    def environ(self, launched: Launched, place: dict[str, Any]) -> dict[str, str] | None:
+        found: dict[str, str] | None = self._ask(launched, place, "environ", launched)
+        return found
+
     def adopt(self, directory: str, marker: str, place: dict[str, Any], node_id: str) -> Launched | None:
         """place, node_id: as it was started; the actor may have died with nobody there to make it again."""
         name = _name(marker, directory)
@@ -293,7 +297,10 @@ def _lost(node_id: str, node: str = "") -> LostNode:
 
 ARGUMENTS: dict[str, dict[str, type]] = {
     "start": {"spec": LaunchSpec},
-    **{name: {"launched": Launched} for name in ("look", "read_log", "terminate", "kill", "remains", "release")},
+    **{
+        name: {"launched": Launched}
+        for name in ("look", "read_log", "terminate", "kill", "remains", "environ", "release")
+    },
     "adopt": {},
 }
 """Requests, and which of their arguments are more than plain data."""

@@ -90,6 +90,10 @@ class RayLauncher:
     async def remains(self, launched: Launched) -> Remains:
         return msgspec.convert(await self._ask("remains", launched=launched, place=self._place(launched)), Remains)
 
+    async def environ(self, launched: Launched) -> dict[str, str] | None:
+        found = await self._ask("environ", launched=launched, place=self._place(launched))
+        return None if found is None else dict(found)
+
     async def adopt(self, directory: str, marker: str) -> Launched | None:
         placed = _read_placed(directory)
         args = {"place": placed.get("place") or {}, "node_id": str(placed.get("node_id", ""))}

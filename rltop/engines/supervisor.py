@@ -352,7 +352,7 @@ class Engine:
         match state:
             case State.WARMING if client and self.process and self.spec and self.watch.log.stage is Stage.READY:
                 version = self.record.version
-                work = chores.inspect(client, self.spec, self.process, self.watch.log_head, version)
+                work = chores.inspect(client, launcher, self.spec, self.process, self.watch.log_head, version)
                 self._board.begin("inspect", here, work)
             case State.STALE if client and not self.house.updating() and self._due("sync"):
                 self._board.begin("sync", here, self._sync(client))

@@ -208,6 +208,9 @@ class FakeLauncher:
         alive = ((process.pid, "engine"),) if process.alive else ()
         return Remains(processes=alive + held, lock_holders=held, gpu=tuple(gpu), gpu_source="nvml")
 
+    async def environ(self, launched: Launched) -> dict[str, str] | None:
+        return None
+
     async def adopt(self, directory: str, marker: str) -> Launched | None:
         if self.lost:
             raise LostNode("the node is gone", where="n1")

@@ -104,6 +104,15 @@ def test_what_an_engine_inherits(tmp_path: Path, start: Started) -> None:
     assert "RLTOP_JOB" not in found, "the end of the trainer clears away whoever carries its marker"
 
 
+def test_the_environment_that_an_engine_shows_holds_nothing_but_switches(tmp_path: Path, start: Started) -> None:
+    launched = start(spec(tmp_path, env={"CUDA_LAUNCH_BLOCKING": "1", "HF_TOKEN": "hunter2"}))
+    found = start.host.environ(launched)
+    assert found is not None
+    assert found["CUDA_LAUNCH_BLOCKING"] == "1"
+    assert "HF_TOKEN" not in found
+    assert start.host.environ(replace(launched, birth="another")) is None
+
+
 @pytest.mark.parametrize(("body", "code"), [("exit 3", 3), ("exit 0", 0), ("kill -9 $$", -9)])
 def test_how_an_engine_ended_is_known_from_the_first_look_on(
     tmp_path: Path, start: Started, body: str, code: int

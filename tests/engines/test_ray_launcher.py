@@ -123,7 +123,8 @@ async def test_the_group_of_a_run_that_ended_is_gone_and_its_engine_can_still_be
 async def test_an_engines_life_on_two_nodes(
     nodes: Nodes, launcher: RayLauncher, token_file: Path, tmp_path: Path
 ) -> None:
-    first = await launcher.start(spec(tmp_path, ENDS_WELL))
+    first = await launcher.start(spec(tmp_path, ENDS_WELL, env={"CUDA_LAUNCH_BLOCKING": "1"}))
+    assert (await launcher.environ(first) or {})["CUDA_LAUNCH_BLOCKING"] == "1"
     assert first.node_id == nodes.ids[0]
     assert (await launcher.look(first)).alive
     await asyncio.to_thread(until, lambda: b"child" in Path(first.log).read_bytes())
