@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,10 @@ class FakeFleet:
     def command(self, name: str, target: str = "", *, wait_s: float, **kw: Any) -> Accepted:
         assert name == "engines-start"
         self.sent.append((name, target, kw))
-        for slot in kw["args"]["slots"]:
-            self.model_path = slot["model_path"]
-            self.launch(slot["id"], 1, self.first_state)
+        slots = kw["args"]["slots"]
+        self.model_path = slots[0]["model_path"]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda slot: self.launch(slot["id"], 1, self.first_state), slots))
         return Accepted("op-1")
 
     def send(self, name: str, target: str = "", *, wait_s: float, **kw: Any) -> None:
@@ -74,13 +76,13 @@ class FakeFleet:
         process = self.processes[name] = launch_engine(spec)
         self.set(name, state=state, url=process.url, pid=process.pid, log=str(process.log))
 
-    def restart(self, name: str, *, told: bool = True) -> None:
-        """Kill an engine without warning and bring it back, stale. `told`: say that it died before."""
+    def restart(self, name: str, *, told: bool = True) -> Callable[[], None]:
+        """Kill an engine without warning; what is returned brings it back, stale. `told`: say that it died."""
         generation = self.cells[name]["generation"]
         if told:
             self.set(name, state="CRASHED", cause="killed by the test")
         self.kill(name)
-        self.launch(name, generation + 1, "STALE")
+        return lambda: self.launch(name, generation + 1, "STALE")
 
     def kill(self, name: str) -> None:
         """End an engine's processes; nobody is told."""

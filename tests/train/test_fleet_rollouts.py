@@ -37,13 +37,17 @@ CONFIG = TrainConfig(
 )
 
 
+Act = Callable[[FakeFleet], Callable[[], None] | None]
+"""Done to the fleet just before a rollout asks; what it returns is done while the rollout runs."""
+
+
 @dataclass
 class FleetRun:
-    """One run of the real loop, trainer, manager and engines; `at` acts in the middle of a rollout."""
+    """One run of the real loop, trainer, manager and engines; `at` says in which rollout what is done to them."""
 
     config: TrainConfig
     directory: Path
-    at: dict[int, Callable[[FakeFleet], None]]
+    at: dict[int, Act]
     first_state: str = "HEALTHY"
 
     def __post_init__(self) -> None:
@@ -97,7 +101,7 @@ class FleetRun:
 
 
 class Interfering(LocalManager):
-    """Does something to the fleet once a rollout's first requests are on their way."""
+    """Does something to the fleet just before a rollout's first requests, and more while they are on their way."""
 
     def __init__(self, manager: RolloutManager, run: FleetRun) -> None:
         super().__init__(manager)
@@ -105,9 +109,10 @@ class Interfering(LocalManager):
 
     def call(self, method: str, *args: Any, **kw: Any) -> Any:
         act = self.run.at.pop(args[0], None) if method == "generate" else None
-        if act is None:
+        meanwhile = act(self.run.fleet) if act is not None else None
+        if meanwhile is None:
             return super().call(method, *args, **kw)
-        thread = threading.Thread(target=act, args=(self.run.fleet,))
+        thread = threading.Thread(target=meanwhile)
         thread.start()
         try:
             return super().call(method, *args, **kw)
@@ -119,7 +124,7 @@ class Interfering(LocalManager):
 def run(tmp_path: Path) -> Iterator[Callable[..., FleetRun]]:
     made: list[FleetRun] = []
 
-    def make(at: dict[int, Callable[[FakeFleet], None]], first_state: str = "HEALTHY", **changes: Any) -> FleetRun:
+    def make(at: dict[int, Act], first_state: str = "HEALTHY", **changes: Any) -> FleetRun:
         config = replace(CONFIG, save_debug_rollout_data=f"{tmp_path}/dump/{{rollout_id}}.pt", **changes)
         made.append(FleetRun(config, tmp_path, at, first_state))
         return made[-1]
@@ -139,6 +144,7 @@ def assert_whole(run: FleetRun) -> None:
     assert len(run.history.rewards) == run.config.num_rollout
 
 
+@pytest.mark.soak
 def test_an_engine_that_dies_and_comes_back_stale_costs_no_sample(run: Callable[..., FleetRun]) -> None:
     made = run({1: lambda fleet: fleet.restart("1"), 2: lambda fleet: fleet.restart("0", told=False)})
     made.go()
@@ -155,13 +161,17 @@ def test_an_engine_that_dies_and_comes_back_stale_costs_no_sample(run: Callable[
 
 
 def test_one_engine_of_one_dies_and_the_rollout_waits_for_it(run: Callable[..., FleetRun]) -> None:
-    made = run({1: lambda fleet: fleet.restart("0")}, rollout_num_engines=1, num_rollout=2)
+    made = run({1: lambda fleet: fleet.restart("0", told=False)}, rollout_num_engines=1, num_rollout=2)
     made.go()
     assert_whole(made)
     (sync,) = [one for one in made.payloads("weights") if one["rollout_id"] == 1][1:]
     assert (sync["version"], sync["ok"], list(sync["engines"])) == ("1", True, ["0"])
+    told = [(one["id"], one["generation"], one["trouble"][:6]) for one in made.payloads("engine") if "trouble" in one]
+    assert list(dict.fromkeys(told)) == [("0", 1, ""), ("0", 1, "gone: "), ("0", 2, "")]
+    assert made.metric("rollout/engine_failures/0")[0] >= 1
 
 
+@pytest.mark.soak
 def test_engines_that_start_stale_are_verified_and_told_of(run: Callable[..., FleetRun]) -> None:
     made = run({}, first_state="STALE", num_rollout=1)
     made.go()
@@ -172,6 +182,7 @@ def test_engines_that_start_stale_are_verified_and_told_of(run: Callable[..., Fl
     ]
 
 
+@pytest.mark.soak
 def test_an_engine_that_comes_back_in_the_first_rollout_is_only_looked_at(run: Callable[..., FleetRun]) -> None:
     made = run({0: lambda fleet: fleet.restart("0")}, rollout_num_engines=1, num_rollout=1)
     made.go()
@@ -180,11 +191,14 @@ def test_an_engine_that_comes_back_in_the_first_rollout_is_only_looked_at(run: C
 
 
 def test_drained_requests_are_asked_again_elsewhere(run: Callable[..., FleetRun]) -> None:
-    def drain(fleet: FakeFleet) -> None:
-        fleet.set("0", state="DRAINING")
-        with EngineClient(fleet.cells["0"]["url"]) as client:
-            client.pause("abort")
-            client.resume_generation()
+    def drain(fleet: FakeFleet) -> Callable[[], None]:
+        def abort() -> None:
+            fleet.set("0", state="DRAINING")
+            with EngineClient(fleet.cells["0"]["url"]) as client:
+                client.pause("abort")
+                client.resume_generation()
+
+        return abort
 
     made = run({1: drain}, num_rollout=2)
     made.go()
@@ -216,6 +230,7 @@ def test_an_engine_that_dies_in_the_sync_is_left_out_and_pushed_later(run: Calla
     assert ("1", 2) in [(target, kw["if_gen"]) for _, target, kw in made.fleet.sent[1:]]
 
 
+@pytest.mark.soak
 def test_the_fixed_map_waits_and_gives_the_same_bits(run: Callable[..., FleetRun], tmp_path: Path) -> None:
     calm = FleetRun(replace(CONFIG, deterministic=True, num_rollout=3), tmp_path / "calm", {})
     calm.go()
@@ -239,14 +254,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_with_the_states(run: Calla
     assert [text for text in logs if text.startswith("Rollout 1 waits for an engine: engine 0: QUARANTINED")]
 
 
-def test_failures_are_records_with_their_end(run: Callable[..., FleetRun]) -> None:
-    made = run({1: lambda fleet: fleet.restart("0", told=False)}, rollout_num_engines=1, num_rollout=2)
-    made.go()
-    told = [(one["id"], one["generation"], one["trouble"][:6]) for one in made.payloads("engine") if "trouble" in one]
-    assert list(dict.fromkeys(told)) == [("0", 1, ""), ("0", 1, "gone: "), ("0", 2, "")]
-    assert made.metric("rollout/engine_failures/0")[0] >= 1
-
-
+@pytest.mark.soak
 def test_a_lost_daemon_changes_nothing_but_a_line(run: Callable[..., FleetRun]) -> None:
     def lose(fleet: FakeFleet) -> None:
         fleet.problem = "the daemon closed the connection"
