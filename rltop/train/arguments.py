@@ -241,10 +241,10 @@ def validate(config: TrainConfig) -> None:
             why="without --use-kl-loss the reference model never runs",
             do="--use-kl-loss",
         )
-    if config.engine == "cpu" and (config.sglang_args or config.engine_python):
+    if config.engine == "cpu" and config.engine_python:
         raise RltopError(
-            "SGLang's settings for an engine that is not SGLang",
-            where=f"{SGLANG_PREFIX}{config.sglang_args[0].lstrip('-')}" if config.sglang_args else "--engine-python",
+            "an interpreter with SGLang for an engine that is not SGLang",
+            where=f"--engine-python {config.engine_python}",
             why="--engine is cpu, rltop's own stand-in",
             do="--engine sglang",
         )

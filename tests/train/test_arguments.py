@@ -71,7 +71,7 @@ def test_what_starts_with_sglang_goes_to_the_engine_without_the_prefix() -> None
         (["--inject", "pp-layer-ids"], ["--inject pp-layer-ids", "--pipeline-model-parallel-size 2"]),
         (["--kl-loss-coef", "0.1"], ["--kl-loss-coef", "0.1", "--use-kl-loss"]),
         (["--ref-load", "x"], ["--ref-load", "--use-kl-loss"]),
-        (["--sglang-tp-size", "2"], ["--sglang-tp-size", "--engine sglang"]),
+        (["--engine-python", "/opt/python"], ["--engine-python /opt/python", "--engine sglang"]),
         (["--engine-env", "CUDA_LAUNCH_BLOCKING"], ["--engine-env", "NAME=VALUE"]),
         (["--inject", "fire"], ["--inject", "fire", "swap-layers"]),
     ],
@@ -138,7 +138,7 @@ def test_the_separate_pass_is_skipped_as_in_slime_unless_asked_for() -> None:
 
 
 def test_a_config_survives_its_own_command_line() -> None:
-    argv = "--engine sglang --sglang-device cpu --sglang-skip-server-warmup --inject nan-grad@2 --inject swap-layers"
+    argv = "--sglang-disable-cuda-graph --sglang-device cpu --inject nan-grad@2 --inject swap-layers"
     config = parse_args([*argv.split(), "--use-kl-loss", "--kl-loss-coef", "0.001", "--seed", "7"])
     assert parse_args(to_argv(config)) == config
 
