@@ -161,7 +161,8 @@ async def inspect(
     with contextlib.suppress(RltopError, TimeoutError):
         async with asyncio.timeout(ANSWER_S):
             environ = await launcher.environ(launched)
-    wanted = read_argv(spec.args, spec.env, version=version)
+    model = await asyncio.to_thread(model_config, spec.model_path)
+    wanted = read_argv(spec.args, spec.env, version=version, model=model)
     toggles = verify(
         wanted,
         server_info=info,
@@ -171,6 +172,15 @@ async def inspect(
         version=version,
     )
     return Verified(version=version, info=info, toggles=toggles, wanted=wanted)
+
+
+def model_config(path: str) -> dict[str, Any] | None:
+    """config.json of the model; None when it cannot be read here."""
+    try:
+        found = json.loads((Path(path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 async def sync(

@@ -127,6 +127,7 @@ class Fleet:
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._operations: dict[asyncio.Task[Any], tuple[str, ...]] = {}
+        self._stopping: asyncio.Task[str] | None = None
         self._running = False
         records, self._problems = self._store.read_all()
         self._engines.update({record.declared.id: Engine(record, self._house) for record in records})
@@ -222,9 +223,22 @@ class Fleet:
         return plan.why if isinstance(plan, Refused) else await self.carry_out(plan, stage)
 
     async def stop_all(self, stage: Stage) -> str:
-        """End every engine now, without a drain. Never refused: what runs on a slot is cancelled."""
-        here = asyncio.current_task()
-        others = [task for task in self._operations if task is not here]
+        """End every engine now, without a drain. Never refused: what runs on a slot is cancelled.
+
+        Asked again meanwhile, both wait for the one that runs.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop_all(stage))
+            self._stopping.add_done_callback(self._stopped)
+        return await asyncio.shield(self._stopping)
+
+    def _stopped(self, task: asyncio.Task[str]) -> None:
+        self._stopping = None
+        if not task.cancelled():
+            task.exception()  # whoever asked has it; nobody may be left to
+
+    async def _stop_all(self, stage: Stage) -> str:
+        others = list(self._operations)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

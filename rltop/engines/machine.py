@@ -114,6 +114,8 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
             return _to(slot, State.LOST, now, f"node {node} does not answer", deadline=now + policy.lost_s), (
                 Action.ALARM,
             )
+        case NodeLost() if state is State.CRASHED and slot.dying:
+            return replace(slot, dying=False, deadline=now + policy.reclaim_s), (Action.RECLAIM,)
         case NodeFound() if state is State.LOST:
             # It was out of sight: it proves itself as one that was found again.
             return _to(slot, State.LOADING, now, "its node is back", deadline=now + policy.start_s), ()

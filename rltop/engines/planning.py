@@ -5,13 +5,12 @@ Nothing is done here. A plan tells people everything that would change; a refusa
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from rltop.engines.chores import model_config
 from rltop.engines.requests import (
     VERSION,
     Ab,
@@ -322,12 +321,3 @@ def keep_serving(keep: int | None, engines: Mapping[str, Engine]) -> int:
 
 def _indented(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines]
-
-
-def model_config(path: str) -> dict[str, Any] | None:
-    """config.json of the model; None when it cannot be read here."""
-    try:
-        found = json.loads((Path(path) / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -86,16 +86,16 @@ async def roll(
     steps: Sequence[Next], engines: Mapping[str, Engine], *, keep: int | None, cause: str, stage: Stage
 ) -> list[str]:
     """Restart one after the other, as many at a time as leave `keep` serving; the first one alone. What was done."""
-    kept, waiting = keep_serving(keep, engines), list(steps)
+    waiting = list(steps)
     done: list[str] = []
     running: dict[asyncio.Task[str], Engine] = {}
     try:
         while waiting or running:
-            while waiting and (not running or done) and _may_leave(waiting[0].engine, engines, kept, running.values()):
+            while waiting and (not running or done) and _may_leave(waiting[0].engine, engines, keep, running.values()):
                 step = waiting.pop(0)
                 running[asyncio.ensure_future(restart(step, cause, stage))] = step.engine
             if not running:
-                await _wait_for_room(waiting[0].engine, engines, kept, stage)
+                await _wait_for_room(waiting[0].engine, engines, keep, stage)
                 continue
             ended, _ = await asyncio.wait(running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -128,35 +128,49 @@ async def at_once(steps: Sequence[Next], *, cause: str, stage: Stage) -> list[st
     return [result for result in results if isinstance(result, str)]
 
 
-def _may_leave(engine: Engine, engines: Mapping[str, Engine], kept: int, leaving: Collection[Engine] = ()) -> bool:
+def _may_leave(
+    engine: Engine, engines: Mapping[str, Engine], keep: int | None, leaving: Collection[Engine] = ()
+) -> bool:
     """Enough others serve, those on their way out left out. An engine that does not serve, nor will in a moment, may
     always be restarted."""
     slot = engine.slot
     coming = slot.state in STARTING | {State.STALE} and engine.house.clock() - slot.since < SETTLE_S
     if not (slot.serves() or coming or not engine.adopted):
         return True
-    return sum(one.slot.serves() and one is not engine and one not in leaving for one in engines.values()) >= kept
+    others = [one for one in engines.values() if one is not engine and one not in leaving]
+    return sum(one.slot.serves() for one in others) >= keep_serving(keep, engines)
 
 
-async def _wait_for_room(engine: Engine, engines: Mapping[str, Engine], kept: int, stage: Stage) -> None:
+async def _wait_for_room(engine: Engine, engines: Mapping[str, Engine], keep: int | None, stage: Stage) -> None:
     """Until enough engines serve. Raises `RltopError` when that never happens."""
-    engine.pending = f"{kept} other engines that serve"
+    engine.pending = f"{keep_serving(keep, engines)} other engines that serve"
     engine.publish()
-    stage(f"engine {engine.id}: waits until {kept} others serve")
+    stage(f"engine {engine.id}: waits until {keep_serving(keep, engines)} others serve")
+    deadline = engine.house.clock() + patience(engine.house.policy)
     try:
-        async with asyncio.timeout(patience(engine.house.policy)):
-            while not _may_leave(engine, engines, kept):  # noqa: ASYNC110 - any of many engines may change it
-                await asyncio.sleep(POLL_S)
-    except TimeoutError as error:
-        states = ", ".join(f"{one.id} {one.slot.state}" for one in engines.values())
-        raise RltopError(
-            f"engine {engine.id} was not restarted",
-            why=f"fewer than {kept} others serve: {states}",
-            do="give a smaller keep, or bring the others back first",
-            exit_code=1,
-        ) from error
+        while not _may_leave(engine, engines, keep):
+            hopeless = sum(_may_come(one) for one in engines.values() if one is not engine) < keep_serving(
+                keep, engines
+            )
+            if hopeless or engine.house.clock() > deadline:
+                states = ", ".join(f"{one.id} {one.slot.state}" for one in engines.values())
+                raise RltopError(
+                    f"engine {engine.id} was not restarted",
+                    why=f"fewer than {keep_serving(keep, engines)} others serve: {states}",
+                    do="give a smaller keep, or bring the others back first",
+                    exit_code=1,
+                )
+            await asyncio.sleep(POLL_S)
     finally:
         engine.pending = ""
+
+
+def _may_come(engine: Engine) -> bool:
+    """It serves, or may come to that without a person."""
+    waits_for_a_person = engine.slot.state is State.QUARANTINED or (
+        engine.slot.state is State.CRASHED and engine.slot.clean
+    )
+    return engine.record.goal.run and not waits_for_a_person
 
 
 async def restart(step: Next, cause: str, stage: Stage) -> str:

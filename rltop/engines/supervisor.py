@@ -14,39 +14,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rltop.engines import chores
+from rltop.engines import chores, duties
 from rltop.engines.adoption import adopt
 from rltop.engines.cell import engine_cell
 from rltop.engines.client import AsyncEngineClient
-from rltop.engines.crash import Stage
 from rltop.engines.house import House
-from rltop.engines.launcher import Launched, Launcher, LaunchSpec, LostNode, Remains
+from rltop.engines.launcher import Launched, Launcher, LaunchSpec
 from rltop.engines.machine import step, toward
 from rltop.engines.requests import VERSION, Config, Required
-from rltop.engines.scrape import EngineStats
 from rltop.engines.slots import SlotRecord, remembered
 from rltop.engines.states import (
     ANSWERING,
-    DEAD,
     LIVE,
     SERVING,
     Action,
     Event,
     Goal,
-    Held,
     Ready,
     Reclaimed,
     Released,
     Resumed,
     RolloutDone,
-    Spawned,
     SpawnFailed,
     State,
-    Synced,
     Tick,
 )
 from rltop.engines.toggles import read_argv
@@ -59,11 +53,6 @@ FAST_S = 0.05
 """While something is under way: it is waited for by people."""
 MOVING_S = 10.0
 """A state that lasts longer is not waited for by the moment."""
-PROBE_S = 1.0
-DIGEST_S = 5.0
-"""Between two questions for the digest of the weights, of an idle engine."""
-MOST_UNPROVEN, UNPROVEN_S = 16, 5.0
-"""Generations that were lost with their node, and how often they are looked for while nothing runs."""
 _STEADY = frozenset(
     {State.STOPPED, State.HEALTHY, State.SUSPECT, State.OFFLOADED, State.BACKOFF, State.QUARANTINED, State.LOST}
 )
@@ -103,13 +92,13 @@ class Engine:
         """Found with its memory released: nobody may ask it for a token until the trainer has resumed it."""
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
-        self._board = chores.Board(self._wake.set)
-        self._not_before: dict[str, float] = {}
+        self.board = chores.Board(self._wake.set)
+        self.not_before: dict[str, float] = {}
         self._shown: dict[str, Any] | None = None
         self._told: set[str] = set()
         self._pushed = ("", "")
         self._offset = 0.0
-        self._read: tuple[Config, dict[str, str]] | None = None
+        self._read: tuple[Config, str, dict[str, str]] | None = None
 
     # ---------------------------------------------------------------- for operations
 
@@ -138,11 +127,11 @@ class Engine:
         """What the running generation's arguments ask for, toggle by toggle."""
         if (found := self.watch.verified) is not None:
             return dict(found.wanted)
-        config = self.record.running
-        if self._read is None or self._read[0] is not config:
-            asked = read_argv(config.args, config.env, version=self.record.version or VERSION)
-            self._read = (config, asked)
-        return self._read[1]
+        config, version = self.record.running, self.record.version or VERSION
+        if self._read is None or self._read[:2] != (config, version):
+            model = chores.model_config(self.record.declared.model_path)
+            self._read = (config, version, read_argv(config.args, config.env, version=version, model=model))
+        return self._read[2]
 
     def aim(self, goal: Goal, **fields: Any) -> None:
         """Write down what the slot should come to, then begin. Raises `RltopError` when it cannot be written."""
@@ -182,7 +171,7 @@ class Engine:
         self._pushed = (version, digest)
         if self.record.emptied:
             self.note(emptied=False)
-        self._not_before.pop("sync", None)
+        self.not_before.pop("sync", None)
         self.wake()
 
     def required(self) -> Required:
@@ -215,7 +204,7 @@ class Engine:
                 except (asyncio.CancelledError, GeneratorExit):
                     raise
                 except Exception as error:
-                    self._tell_once("error", f"fault in the supervision: {type(error).__name__}: {error}")
+                    self.tell_once("error", f"fault in the supervision: {type(error).__name__}: {error}")
                 moving = self.slot.state not in _STEADY and self.house.clock() - self.slot.since < MOVING_S
                 pause = FAST_S if moving or not self.adopted else LOOK_S
                 with contextlib.suppress(TimeoutError):
@@ -223,7 +212,7 @@ class Engine:
                         await self._wake.wait()
                 self._wake.clear()
         finally:
-            await self._board.close()
+            await self.board.close()
             if self.client is not None:
                 await self.client.close()
 
@@ -236,10 +225,10 @@ class Engine:
             if not await adopt(self, launcher):
                 return self.publish()
             self.moved()
-        self._take_finished()
+        duties.take_finished(self)
         if self.process is not None and (self.slot.state in LIVE | {State.LOST} or self.slot.dying):
             await self._glance(launcher, self.process)
-        self._begin_chores(launcher)
+        duties.begin(self, launcher)
         self._judge()
         now, updating = self.house.clock(), self.house.updating() and not self.force
         self.fire(Tick(updating))
@@ -282,7 +271,7 @@ class Engine:
         try:
             self.house.store.write(record)
         except RltopError as error:
-            self._tell_once("error", str(error))
+            self.tell_once("error", str(error))
             return False
         return True
 
@@ -300,10 +289,10 @@ class Engine:
             self._told.clear()
             self._pushed, self.released = ("", ""), False
         if slot.state not in LIVE and self.client is not None:
-            self._board.always("close", self.client.close())
+            self.board.always("close", self.client.close())
             self.client = None
-        self._board.left_for(slot.state)
-        self._not_before.clear()
+        self.board.left_for(slot.state)
+        self.not_before.clear()
 
     def _act(self, action: Action) -> None:
         launcher = self.house.launchers[self.record.launcher]
@@ -311,15 +300,15 @@ class Engine:
         match action:
             case Action.SPAWN:
                 self.spec = self.spec_of(self.slot.generation)
-                self._board.begin("spawn", here, launcher.start(self.spec))
+                self.board.begin("spawn", here, launcher.start(self.spec))
             case Action.ABORT if self.client is not None:
-                self._board.begin("abort", here, self.client.abort())
+                self.board.begin("abort", here, self.client.abort())
             case Action.TERMINATE if process is not None:
-                self._board.begin("terminate", here, launcher.terminate(process))
+                self.board.begin("terminate", here, launcher.terminate(process))
             case Action.KILL if process is not None:
-                self._board.begin("kill", here, launcher.kill(process))
+                self.board.begin("kill", here, launcher.kill(process))
             case Action.EVIDENCE if process is not None:
-                self._board.always("evidence", self._evidence(launcher, process))
+                self.board.always("evidence", self._evidence(launcher, process))
             case _:
                 pass  # DRAIN, RECLAIM: what their states do; ABANDON_SPAWN: the chore left its state; ALARM: told
 
@@ -345,162 +334,13 @@ class Engine:
 
     # ---------------------------------------------------------------- chores
 
-    def _begin_chores(self, launcher: Launcher) -> None:
-        """What its state is there for, unless it is under way."""
-        slot, client = self.slot, self.client
-        state, here = slot.state, frozenset({slot.state})
-        match state:
-            case State.WARMING if client and self.process and self.spec and self.watch.log.stage is Stage.READY:
-                version = self.record.version
-                work = chores.inspect(client, launcher, self.spec, self.process, self.watch.log_head, version)
-                self._board.begin("inspect", here, work)
-            case State.STALE if client and not self.house.updating() and self._due("sync"):
-                self._board.begin("sync", here, self._sync(client))
-            case State.HEALTHY | State.SUSPECT if client:
-                self._probe(client)
-                self._ask_digest(client)
-            case State.DRAINING:
-                self._board.begin("drain", here, chores.drain(client))
-            case State.RECLAIMING | State.CRASHED if not (slot.clean or slot.dying) and self._due("reclaim"):
-                self._board.begin("reclaim", here, chores.reclaim(launcher, self.process, self._older()))
-            case _ if state in DEAD and self.slot.clean and self.record.unproven and self._due("unproven"):
-                self._not_before["unproven"] = self.house.clock() + UNPROVEN_S
-                specs = [self.spec_of(number) for number in self.record.unproven]
-                self._board.begin("unproven", here, chores.reclaim(launcher, None, specs))
-            case _:
-                pass
-
-    def _sync(self, client: AsyncEngineClient) -> Coroutine[Any, Any, Any]:
-        declared = self.record.declared
-        return chores.sync(
-            client,
-            self.required,
-            declared.model_path,
-            emptied=self.record.emptied,
-            # Asked of an engine that serves real traffic only where there is something to compare it with: 4.6 s.
-            always_digest=declared.kind == "cpu",
-        )
-
-    def _probe(self, client: AsyncEngineClient) -> None:
-        if self._due("probe"):
-            self._not_before["probe"] = self.house.clock() + PROBE_S
-            self._board.begin("probe", SERVING, client.scrape())
-
-    def _ask_digest(self, client: AsyncEngineClient) -> None:
-        """Once per version from the stand-in; once per generation from SGLang, which takes seconds for the first."""
-        watch, stats = self.watch, self.watch.stats
-        due = not watch.weight_digest and (self.record.declared.kind == "cpu" or not watch.asked_digest)
-        idle = stats is not None and not (stats.paused or stats.running or stats.queued)
-        if due and idle and not self.house.updating() and self._due("digest"):
-            self._not_before["digest"] = self.house.clock() + DIGEST_S
-            watch.asked_digest = True
-            self._board.begin("digest", SERVING, chores.digest(client))
-
-    def _older(self) -> list[LaunchSpec]:
-        """Of the generations that may still be there beside the process that is known."""
-        newest = self.slot.generation
-        # Without a process: a launch failed, maybe because of what a killed supervisor had begun.
-        recent = range(max(1, newest - chores.OLDER + 1), newest + 1) if self.process is None else ()
-        return [self.spec_of(number) for number in sorted({*recent, *self.record.unproven}, reverse=True)]
-
     def spec_of(self, generation: int) -> LaunchSpec:
         """What the launcher was, or is, asked for."""
         return self.record.spec(self.house.run, self.house.run_dir, generation)
 
-    def _due(self, name: str) -> bool:
-        return self.house.clock() >= self._not_before.get(name, 0.0)
-
-    def _take_finished(self) -> None:
-        for name, states, task in self._board.finished():
-            error = task.exception()
-            if error is not None:
-                self._failed(name, error)
-            elif self.slot.state in states:
-                self._finished(name, task.result())
-
-    def _finished(self, name: str, result: Any) -> None:
-        now = self.house.clock()
-        match name:
-            case "spawn":
-                self.process = result
-                self.write(self.record.changed(process=result))
-                self.fire(Spawned())
-            case "inspect":
-                self._inspected(result)
-            case "sync":
-                event, held, digest = result
-                self.watch.holds(held, digest)
-                self._not_before["sync"] = now + (0.0 if isinstance(event, Synced) else LOOK_S)
-                if isinstance(event, Synced) and self.house.updating():
-                    return
-                if isinstance(event, Synced) and self.record.emptied:
-                    self.record = self.record.changed(emptied=False)
-                self.fire(event)
-            case "probe":
-                self._probed(result, now)
-            case "digest":
-                self.watch.holds(*result)
-            case "drain":
-                if self.house.updating() and not self.force:
-                    return  # asked again: nothing is ended in a weight update
-                self.fire(result)
-            case "reclaim":
-                event, remains = result
-                self._reclaimed(event, remains, now)
-            case "unproven" if isinstance(result[0], Reclaimed):
-                self.write(self.record.changed(unproven=()))
-            case _:
-                pass
-
-    def _failed(self, name: str, error: BaseException) -> None:
-        now = self.house.clock()
-        words = " ".join(str(error).split()) or type(error).__name__
-        if name == "spawn" and self.slot.state is State.LAUNCHING:
-            what = error.what if isinstance(error, RltopError) else type(error).__name__
-            return self.fire(SpawnFailed(f"launch/{what}", words))
-        self._not_before[name] = now + 1.0
-        if not isinstance(error, RltopError | TimeoutError):
-            self._tell_once("error", f"{name.split()[0]}: {type(error).__name__}: {words}")
-        elif name == "reclaim" and self.slot.state in (State.RECLAIMING, State.CRASHED) and not self.slot.clean:
-            if not isinstance(error, LostNode):
-                return self.fire(Held(f"cannot be looked at: {words}"))
-            unproven = tuple(sorted({*self.record.unproven, self.slot.generation}))[-MOST_UNPROVEN:]
-            self.record = self.record.changed(unproven=unproven)
-            self.fire(Reclaimed())
-        return None
-
-    def _inspected(self, found: chores.Verified) -> None:
-        self.watch.verified = found
-        self.watch.log.flags = found.info
-        self.watch.health.speculative = found.wanted.get("speculative", "")
-        if found.version != self.record.version:
-            self.write(self.record.changed(version=found.version))
-        for name in found.ignored:
-            seen = found.toggles[name]
-            text = f"{name}={found.wanted[name]} had no effect: it runs with {seen.value} ({seen.source})"
-            self._tell_once("warn", text)
-        released = self.released
-        self.fire(Ready("ignored: " + ", ".join(found.ignored) if found.ignored else "it answers"))
-        if released:
-            self.fire(Released())
-
-    def _probed(self, stats: EngineStats, now: float) -> None:
-        updating, serving = self.house.updating(), self.slot.serves()
-        event = self.watch.scraped(stats, self.house.required() if serving and not updating else None, now)
-        if serving:
-            self.house.looked(self.id, stats, now)
-        if event is not None:
-            self.fire(event)
-        self.moved()
-
-    def _reclaimed(self, event: Reclaimed | Held, remains: Remains, now: float) -> None:
-        if isinstance(event, Held):
-            self._not_before["reclaim"] = now + LOOK_S
-        elif others := chores.strangers(remains):
-            self._tell_once("warn", others)
-        if isinstance(event, Reclaimed):
-            self.record = self.record.changed(unproven=())
-        self.fire(event)
+    def is_due(self, name: str) -> bool:
+        """A chore may begin again."""
+        return self.house.clock() >= self.not_before.get(name, 0.0)
 
     async def _evidence(self, launcher: Launcher, process: Launched) -> None:
         crash = self.watch.crash or self.watch.log.crash(asked=False)
@@ -520,7 +360,8 @@ class Engine:
             self._shown = cell
             self.house.publish(self.id, cell)
 
-    def _tell_once(self, level: str, text: str) -> None:
+    def tell_once(self, level: str, text: str) -> None:
+        """Tell people, once per generation."""
         if text not in self._told and len(self._told) < 100:
             self._told.add(text)
             self.house.tell(level, f"engine {self.id}: {text}", self.id, self.slot.state, self.slot.state)

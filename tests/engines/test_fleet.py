@@ -203,6 +203,27 @@ def test_revert_goes_back_to_the_arguments_before(world: World) -> None:
     run_fleet(main)
 
 
+def test_a_roll_that_could_never_keep_enough_serving_ends_at_once(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            for _ in range(3):
+                await world.until_state("1", "HEALTHY")
+                world.launcher.at("1").end(-9)
+                await world.until(lambda: world.state("1") != "HEALTHY")
+            await world.until_state("1", "QUARANTINED")
+            began = world.launcher.now()
+            with pytest.raises(RltopError, match="engine 0 was not restarted") as caught:
+                await world.do(fleet, Restart(targets=("0",)))
+            assert "1 QUARANTINED" in caught.value.why
+            assert world.launcher.now() - began < 1
+            # One that is stopped on purpose does not count: there is nothing to keep.
+            await world.do(fleet, Stop(targets=("1",)))
+            await world.do(fleet, Restart(targets=("0",)))
+
+    run_fleet(main)
+
+
 def test_requests_that_do_not_end_are_aborted_before_the_engine_is(world: World) -> None:
     async def main() -> None:
         async with world.fleet() as fleet:
@@ -726,7 +747,7 @@ def test_stop_all_ends_everything_at_once_also_in_an_update_and_beside_an_operat
             work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
             await world.until_state("0", "DRAINING")
             world.updating = True
-            await fleet.stop_all(world.stages.append)
+            await asyncio.gather(*(fleet.stop_all(world.stages.append) for _ in range(2)))
             await asyncio.gather(work, return_exceptions=True)
             assert world.launcher.alive() == []
             assert {cell["state"] for cell in world.cells.values()} == {"STOPPED"}

@@ -116,9 +116,10 @@ class Sequence:
         found: dict[str, list[psutil.Process]] = {}
         for process in self.left():
             try:
-                if process.cmdline()[1:3] == ["-m", ENGINE]:
+                # It leads its session; a child between fork and exec looks like it otherwise.
+                if process.cmdline()[1:3] == ["-m", ENGINE] and os.getsid(process.pid) == process.pid:
                     found.setdefault(process.environ()[MARKER].split("/")[1], []).append(process)
-            except (psutil.Error, OSError):
+            except (psutil.Error, OSError, KeyError):  # it ends, or becomes another program
                 continue
         return found
 

@@ -211,6 +211,13 @@ def test_an_engine_with_a_fatal_error_leaves_the_rotation_and_may_write_its_dump
     assert (late.dying, actions) == (False, (Action.EVIDENCE, Action.RECLAIM))
 
 
+def test_a_dying_engine_whose_node_goes_too_is_not_waited_for() -> None:
+    slot, _ = step(in_state(State.HEALTHY), Dying("ima", "illegal memory access"), 1.0)
+    slot, actions = step(slot, NodeLost("n1"), 2.0)
+    assert (slot.state, slot.dying, actions) == (State.CRASHED, False, (Action.RECLAIM,))
+    assert step(slot, Reclaimed(), 3.0)[0].state is State.BACKOFF
+
+
 def test_an_offloaded_engine_comes_back_stale() -> None:
     """Released weights are not restored: it would answer token 0 for ever."""
     slot, _ = step(in_state(State.OFFLOADED), Resumed(), 1.0)
@@ -426,7 +433,7 @@ class World:
             self.alive = self.port = not bad
             self.version = 0
             self.fire(SpawnFailed("port", "in use") if bad else Spawned())
-        elif state in LIVE and faults and rng.random() < 0.03:
+        elif (state in LIVE or self.slot.dying) and faults and rng.random() < 0.03:
             self.node_gone = True
             self.fire(NodeLost("n1"))
         elif state is State.LOST and (not faults or rng.random() < 0.3):
