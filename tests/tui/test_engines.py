@@ -476,6 +476,18 @@ async def test_of_what_went_well_long_ago_only_one_line_is_left() -> None:
         assert "by ana (unverified): is it the" in text
 
 
+async def test_ascii_is_ascii() -> None:
+    async with dash("ab", (80, 24), control=True, ascii_only=True) as board:
+        board.client.plan = PLAN
+        await board.press("e")
+        await board.press("e", "right")
+        assert "left right change" in board.footer
+        text = board.text + await board.press("tab", "tab")
+        assert "?" not in text.replace("? help", "").replace("pid ?", "")
+        await plan(board, "d")
+        assert (text + board.text).isascii()
+
+
 async def test_nobody_acts_on_a_frozen_picture() -> None:
     async with dash("engines", control=True) as board:
         await board.press("space", "e")

@@ -226,7 +226,10 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
         changed += self._right.show(self._right_rows(scene, width - edge, body), max(0, width - edge), body)
         changed += self._strip.show(strip, width, len(strip))
         said = self._line.label or self.message
-        return changed + self._footer.show([footer_row(hints(self.context), width, said)], width, 1)
+        keys = list(hints(self.context))
+        if scene.frame.glyphs.ascii_only:
+            keys = [(key.replace("← →", "left right"), label) for key, label in keys]
+        return changed + self._footer.show([footer_row(keys, width, said)], width, 1)
 
     def _place(self, pane: Pane, x: int, y: int, width: int, height: int) -> None:
         pane.display = width > 0 and height > 0
