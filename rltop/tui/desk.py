@@ -16,11 +16,14 @@ from msgspec.structs import replace
 from rltop.errors import RltopError
 from rltop.protocol.messages import Accepted, LinesAnswer, Rejected
 from rltop.tui.clientlike import ClientLike
-from rltop.tui.fleet import HTTP_ACTIONS, EngineView, OpView, op_of, op_views, toggle_views
-from rltop.tui.screens.engines import EnginesScreen, Scene
+from rltop.tui.engine_scene import Scene
+from rltop.tui.fleet import HTTP_ACTIONS, EngineView
+from rltop.tui.operations import OpView, op_of, op_views
+from rltop.tui.screens.engines import EnginesScreen
 from rltop.tui.screens.plan import Order, PlanDialog, Proposal
 from rltop.tui.staging import changes_text, names, target_text
 from rltop.tui.theme import Glyphs, Palette
+from rltop.tui.toggle_views import toggle_views
 from rltop.tui.view import Frame
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {

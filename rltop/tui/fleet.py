@@ -1,11 +1,11 @@
-"""From the cells of engines, toggles, fleet and operations to what the engine table and screen show: pure functions.
+"""From the cells of engines and fleet to what the engine table and screen show: pure functions.
 
 Failure policy: a field that is missing or malformed shows as unknown; nothing is invented, nothing raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -236,119 +236,6 @@ def _signals(value: Any) -> tuple[Signal, ...]:
     return tuple(out)
 
 
-# ---------------------------------------------------------------- toggles
-
-
-class ToggleView(Struct, frozen=True):
-    """One logical toggle of one engine, or of several that were merged."""
-
-    name: str
-    value: str
-    """In effect, as far as it can be seen; empty: cannot be seen; `mixed`: differs between the engines."""
-    wanted: str
-    choices: tuple[str, ...] = ()
-    """All of them, the refused ones too."""
-    refused: Mapping[str, str] = {}
-    """Choice -> why it cannot be had now."""
-    aliases: tuple[str, ...] = ()
-    """What moves with it."""
-    verify: str = ""
-    """How the value in effect was found out."""
-    engine_side: str = ""
-    trainer_side: str = ""
-    locked: str = ""
-    """Why no choice can be had at all; empty: some can."""
-    free: str = ""
-    """What may be typed beside the choices, as a placeholder; empty: nothing."""
-    ignored: bool = False
-    """The engine was told and does otherwise."""
-
-    @property
-    def now(self) -> str:
-        """What a change starts from: what was asked for, else what is in effect."""
-        return self.wanted or self.value
-
-
-MIXED = "mixed"
-
-
-def toggle_views(state: State, engine: str) -> list[ToggleView]:
-    """The toggles of one engine in the daemon's order: of `toggles/<id>`, else what its cell says is in effect."""
-    cell = as_map(state.get(f"engine/{engine}"))
-    ignored = set(map(as_text, as_list(cell.get("ignored"))))
-    known, seen = as_map(state.get(f"toggles/{engine}")), as_map(cell.get("verified"))
-    if known:
-        return [_toggle(as_text(name), as_map(value), ignored, seen.get(name)) for name, value in known.items()]
-    effective, wanted = as_map(cell.get("toggles")), as_map(cell.get("wanted"))
-    names = [*effective, *(name for name in wanted if name not in effective)]
-    return [
-        ToggleView(
-            as_text(name), as_text(effective.get(name)), as_text(wanted.get(name)), ignored=as_text(name) in ignored
-        )
-        for name in names
-    ]
-
-
-def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any) -> ToggleView:
-    """seen: where the value in effect was seen; without it how it would be."""
-    sides = as_map(value.get("sides"))
-    refused = {as_text(choice): as_text(why) for choice, why in as_map(value.get("refused")).items()}
-    locked = refused.pop("", "")
-    choices = dict.fromkeys([*map(as_text, as_list(value.get("choices"))), *refused])
-    return ToggleView(
-        name=name,
-        value=as_text(value.get("value")),
-        wanted=as_text(value.get("wanted")),
-        choices=tuple(choices),
-        refused=refused,
-        aliases=tuple(map(as_text, as_list(value.get("aliases")))),
-        verify=as_text(seen) or as_text(value.get("verify")),
-        engine_side=as_text(sides.get("engine")),
-        trainer_side=as_text(sides.get("trainer")),
-        locked=locked,
-        free=as_text(value.get("free")) if not locked else "",
-        ignored=name in ignored,
-    )
-
-
-def merge(engines: Sequence[tuple[str, Sequence[ToggleView]]]) -> list[ToggleView]:
-    """Toggles of several engines as one list. A choice that one of them refuses is refused, and says for which."""
-    if len(engines) == 1:
-        return list(engines[0][1])
-    grouped: dict[str, list[tuple[str, ToggleView]]] = {}
-    for engine, views in engines:
-        for view in views:
-            grouped.setdefault(view.name, []).append((engine, view))
-    return [_merged(name, views) for name, views in grouped.items()]
-
-
-def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
-    def same(values: Iterable[str]) -> str:
-        found = dict.fromkeys(values)
-        return MIXED if len(found) > 1 else next(iter(found), "")
-
-    refused: dict[str, str] = {}
-    locked = ""
-    for engine, view in views:
-        for choice, why in view.refused.items():
-            refused.setdefault(choice, f"engine {engine}: {why}")
-        locked = locked or (f"engine {engine}: {view.locked}" if view.locked else "")
-    return ToggleView(
-        name=name,
-        value=same(view.value for _, view in views if view.value),  # one that starts does not make it differ
-        wanted=same(view.wanted for _, view in views),
-        choices=tuple(dict.fromkeys(choice for _, view in views for choice in view.choices)),
-        refused=refused,
-        aliases=tuple(dict.fromkeys(alias for _, view in views for alias in view.aliases)),
-        verify=same(view.verify for _, view in views if view.value),
-        engine_side=same(view.engine_side for _, view in views),
-        trainer_side=same(view.trainer_side for _, view in views),
-        locked=locked,
-        free="" if locked else next((view.free for _, view in views if view.free), ""),
-        ignored=any(view.ignored for _, view in views),
-    )
-
-
 # ---------------------------------------------------------------- fleet
 
 
@@ -416,77 +303,3 @@ def _ab(value: Any) -> AbView | None:
         rows.append(AbRow(as_text(item.get("name")), a, b, diff, low, high, as_int(item.get("n"))))
     changes = {as_text(name): as_text(item) for name, item in as_map(value.get("changes")).items()}
     return AbView(changes, as_number(value.get("since")), tuple(rows), as_text(value.get("verdict")))
-
-
-# ---------------------------------------------------------------- operations
-
-
-class OpView(Struct, frozen=True):
-    """One operation. `stages`: (server time of its start, words), oldest first."""
-
-    op: str
-    name: str
-    target: str
-    engines: tuple[str, ...]
-    state: str
-    stage: str
-    percent: float | None
-    who: str
-    reason: str
-    text: str
-    t: float | None
-    ended: float | None
-    stages: tuple[tuple[float | None, str], ...]
-
-    @property
-    def runs(self) -> bool:
-        """It can still be cancelled."""
-        return self.state in ("queued", "running")
-
-    def timed(self, now: float | None) -> list[tuple[str, float | None]]:
-        """(stage, seconds that it took, or has taken so far)."""
-        last = self.ended if self.ended is not None else now
-        out: list[tuple[str, float | None]] = []
-        for index, (start, words) in enumerate(self.stages):
-            end = self.stages[index + 1][0] if index + 1 < len(self.stages) else last
-            out.append((words, None if start is None or end is None else max(0.0, end - start)))
-        return out
-
-
-def op_views(state: State) -> list[OpView]:
-    """Operations on engines, newest first. That the trainer pushed weights to one is no operation on it."""
-    views = [
-        _op(key, value)
-        for key, value in under(state, "op/")
-        if as_text(value.get("name")).startswith(("engine-", "engines-")) and value.get("name") != "engine-synced"
-    ]
-    return sorted(views, key=lambda view: (view.t or 0.0, natural(view.op)), reverse=True)
-
-
-def _op(key: str, value: Mapping[str, Any]) -> OpView:
-    target = as_text(value.get("target"))
-    engines = tuple(map(as_text, as_list(value.get("engines")))) or tuple(filter(None, target.split(",")))
-    stages = tuple(
-        (as_number(item.get("t")), as_text(item.get("text"))) for item in map(as_map, as_list(value.get("stages")))
-    )
-    return OpView(
-        op=as_text(value.get("op")) or key,
-        name=as_text(value.get("name")),
-        target=target,
-        engines=engines,
-        state=as_text(value.get("state")),
-        stage=as_text(value.get("stage")),
-        percent=as_number(value.get("percent")),
-        who=as_text(value.get("who")),
-        reason=as_text(value.get("reason")),
-        text=as_text(value.get("text")),
-        t=as_number(value.get("t")),
-        ended=as_number(value.get("ended")),
-        stages=stages,
-    )
-
-
-def op_of(ops: Sequence[OpView], engine: str) -> OpView | None:
-    """The newest operation on an engine; one that runs goes before newer ones that ended."""
-    mine = [op for op in ops if engine in op.engines or op.target == "all"]
-    return next((op for op in mine if op.runs), mine[0] if mine else None)

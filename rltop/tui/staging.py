@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from rltop.tui.fleet import EngineView, ToggleView, natural
+from rltop.tui.fleet import EngineView, natural
+from rltop.tui.toggle_views import ToggleView
 
 
 class Staging(Struct):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from rltop.tui.fleet import AbView, EngineView, FleetView, OpView, Signal
+from rltop.tui.fleet import AbView, EngineView, FleetView, Signal
+from rltop.tui.operations import OpView
 from rltop.tui.rows import Row, Span, row_cells, split
 from rltop.tui.staging import changes_text
 from rltop.tui.text import age, cells, coarse_age, head, num, pad, whole_age, wrap

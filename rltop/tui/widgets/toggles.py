@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
-from rltop.tui.fleet import MIXED, ToggleView
 from rltop.tui.rows import Row, Span, extend, restyle, row_cells, split
 from rltop.tui.staging import Staging
 from rltop.tui.text import pad, wrap
+from rltop.tui.toggle_views import MIXED, ToggleView
 from rltop.tui.view import Frame, Picker
 
 _NAME = 20
