@@ -6,7 +6,7 @@ A restart is timed from the request until the engine is back in the rotation wit
 the engine's own two parts: its exit (SIGTERM sent until its keeper saw it end) and its start-up (its process exists
 until it listens). What is left is rltop's: plan, drain of an idle engine, seeing the end, clearing up, spawning,
 seeing that it serves, verifying its arguments, loading and verifying weights. A dead engine is one whose leader was
-killed: the time from its end (as its keeper wrote it down) until the fleet has taken it out of the rotation.
+killed: the time from the kill until the fleet has taken it out of the rotation.
 """
 
 from __future__ import annotations
@@ -134,15 +134,16 @@ class Bench:
             to_serving=done - listening,
         )
 
-    async def kill(self) -> float:
-        """Kill the engine's leader; seconds from its end until the fleet knows."""
+    async def kill(self, after_s: float) -> float:
+        """Kill the engine's leader; seconds from the kill until the fleet knows."""
         launched = self.launcher.newest
         assert launched is not None
+        await asyncio.sleep(after_s)  # at any point between two glances
+        killed = time.time()
         os.kill(launched.pid, signal.SIGKILL)
         seen = await self.until(lambda state: state != "HEALTHY")
-        ended: float = json.loads((Path(launched.directory) / RECORD).read_text())["ended"]
         await self.until(lambda state: state in ("CRASHED", "QUARANTINED"))
-        return seen - ended
+        return seen - killed
 
 
 async def measure(restarts: int) -> tuple[list[Timed], list[float]]:
@@ -157,8 +158,9 @@ async def measure(restarts: int) -> tuple[list[Timed], list[float]]:
             await bench.until(lambda state: state == "HEALTHY")
             timed = [await bench.restart() for _ in range(restarts + 1)][1:]
             deaths = []
-            for _ in range(max(2, restarts // 2)):
-                deaths.append(await bench.kill())
+            deaths_wanted = max(4, restarts)
+            for at in range(deaths_wanted):
+                deaths.append(await bench.kill(1.0 + at / deaths_wanted))
                 await bench.do(Restart())
                 await bench.until(lambda state: state == "HEALTHY")
             return timed, deaths

@@ -235,7 +235,10 @@ def test_without_its_keeper_an_engine_goes_on_and_is_still_ended_whole(tmp_path:
     assert not alive(child)
 
 
-def test_a_keeper_that_is_stuck_does_not_hold_the_slot_for_ever(tmp_path: Path, start: Started) -> None:
+def test_a_keeper_that_is_stuck_does_not_hold_the_slot_for_ever(
+    tmp_path: Path, start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltop.engines.host.KEEPER_S", 0.2)
     launched = start(spec(tmp_path))
     os.kill(launched.keeper_pid, signal.SIGSTOP)
     start.host.kill(launched)
