@@ -46,7 +46,6 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "wanted": engine.wanted(),
         "ignored": found.ignored if found else [],
         "verified": {name: one.source for name, one in found.toggles.items()} if found else {},
-        "args": list(record.running.args),
         "running": stats.running if stats else None,
         "queued": stats.queued if stats else None,
         "tokens_per_s": stats.tokens_per_s if stats else None,

@@ -25,6 +25,7 @@ from rltop.engines.states import Awaits, Drained, Held, Reclaimed, State, Synced
 from rltop.engines.toggles import read_argv
 from rltop.engines.verify import Effective, verify
 from rltop.errors import RltopError
+from rltop.runs.masks import is_secret, mask_command
 
 PAUSE_S = 0.1
 """Between two questions while an operation waits for the answer."""
@@ -322,8 +323,9 @@ async def keep_evidence(
         "started": launched.started,
         "marker": launched.marker,
         "node": launched.node,
-        "args": list(spec.args),
-        "env": dict(spec.env),
+        # The folder is passed on with bug reports.
+        "args": mask_command(spec.args, None),
+        "env": {name: "***" if is_secret(name, value) else value for name, value in spec.env.items()},
         "unset": list(spec.unset),
         "model_path": spec.model_path,
         "versions": dict(versions),

@@ -14,6 +14,7 @@ from rltop.engines.crash import Stage
 from rltop.engines.launcher import Launcher, LaunchSpec, LostNode, Remains
 from rltop.engines.scrape import EngineStats
 from rltop.engines.states import DEAD, SERVING, Held, Ready, Reclaimed, Released, Spawned, SpawnFailed, State, Synced
+from rltop.engines.verify import scrub
 from rltop.errors import RltopError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _failed(engine: Engine, name: str, error: BaseException) -> None:
 
 def _inspected(engine: Engine, found: chores.Verified) -> None:
     engine.watch.verified = found
-    engine.watch.log.flags = found.info
+    engine.watch.log.flags = scrub(found.info)
     engine.watch.health.speculative = found.wanted.get("speculative", "")
     if found.version != engine.record.version:
         engine.write(engine.record.changed(version=found.version))

@@ -293,11 +293,6 @@ class Fleet:
         """Whether the fleet knows this engine."""
         return engine_id in self._engines
 
-    def missing_launchers(self) -> dict[str, Mapping[str, Any]]:
-        """Launchers that slots of an earlier daemon need and that are not there: name -> the request's `ray`."""
-        records = [engine.record for engine in self._engines.values()]
-        return {one.launcher: one.ray or {} for one in records if one.launcher not in self._launchers}
-
     def launch(self, engine_id: str) -> tuple[tuple[str, ...], dict[str, str], str]:
         """argv, environment and SGLang version of the generation that should run."""
         record = self._engines[engine_id].record
@@ -333,7 +328,7 @@ class Fleet:
         for slot in request.slots:
             engine = self._engines.get(slot.id)
             if engine is None:
-                record = new_record(slot, request.launcher, request.ray)
+                record = new_record(slot, request.launcher)
                 self._store.write(record)
                 engine = self._engines[slot.id] = Engine(record, self._house)
                 engine.adopted = True
@@ -350,16 +345,14 @@ class Fleet:
         await engine.until(lambda: engine.adopted)
         record, cause = engine.record, _cause("started", request)
         if record.declared == slot and record.launcher == request.launcher:
-            if record.ray != request.ray:
-                engine.note(ray=request.ray)
             if record.goal.run and engine.slot.state in LIVE | {State.LAUNCHING}:
                 return await rolling.answers(engine, stage)
             return await rolling.start(engine, cause, stage, answering=True)
         if engine.slot.state is not State.STOPPED:
             await rolling.stop(engine, "it is declared otherwise", stage, drain=False)
         config = declared_config(slot)
-        where = {"launcher": request.launcher, "ray": request.ray}
-        engine.note(declared=slot, config=config, arm="", ab_base=None, ab_changes={}, version="", **where)
+        fresh: dict[str, Any] = {"arm": "", "ab_base": None, "ab_changes": {}, "version": ""}
+        engine.note(declared=slot, config=config, launcher=request.launcher, **fresh)
         return await rolling.start(engine, cause, stage, answering=True)
 
     async def _restart(self, request: Request, plan: FleetPlan, chosen: list[Engine], stage: Stage) -> str:

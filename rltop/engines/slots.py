@@ -25,6 +25,7 @@ from rltop.engines.requests import Config, EngineSlot
 from rltop.engines.states import Crash, FleetPolicy, Goal, Slot, State
 from rltop.engines.toggle_table import CORE_DUMP, CORE_DUMP_ENVIRONMENT, CORE_DUMP_FILE, is_on
 from rltop.errors import RltopError
+from rltop.runs.masks import is_secret, mask_command
 
 SCHEMA = 1
 FILE = "slot.json"
@@ -37,8 +38,6 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     declared: EngineSlot
     """As its owner asked for it; `args`, `env` and `unset` there are before any toggle."""
     launcher: str = "local"
-    ray: Mapping[str, Any] | None = None
-    """Where the cluster of launcher `ray` is."""
     config: Config
     """Of the next launch."""
     running: Config
@@ -138,10 +137,10 @@ def declared_config(slot: EngineSlot) -> Config:
     return Config(args=slot.args, env=env, unset=slot.unset)
 
 
-def new_record(declared: EngineSlot, launcher: str, ray: Mapping[str, Any] | None = None) -> SlotRecord:
+def new_record(declared: EngineSlot, launcher: str) -> SlotRecord:
     """A slot that nothing was started in yet."""
     config = declared_config(declared)
-    return SlotRecord(declared=declared, launcher=launcher, ray=ray, config=config, running=config)
+    return SlotRecord(declared=declared, launcher=launcher, config=config, running=config)
 
 
 def remembered(record: SlotRecord, policy: FleetPolicy, now: float) -> Slot:
@@ -216,24 +215,29 @@ class SlotStore:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """What changes between two generations, one line each: `- --flag value`, `+ NAME=value`."""
+    """What changes between two generations, one line each: `- --flag value`, `+ NAME=value`. Secrets are masked."""
     lines = _option_lines(old.args, new.args)
     for name in sorted({*old.env, *new.env}):
         was, becomes = old.env.get(name), new.env.get(name)
         if was == becomes:
             continue
-        lines += [f"- {name}={was}"] if was is not None else []
-        lines += [f"+ {name}={becomes}"] if becomes is not None else []
+        lines += [f"- {name}={_shown(name, was)}"] if was is not None else []
+        lines += [f"+ {name}={_shown(name, becomes)}"] if becomes is not None else []
     lines += [f"- {name} (not inherited any more)" for name in new.unset if name not in old.unset]
     lines += [f"+ {name} (inherited again)" for name in old.unset if name not in new.unset]
     return lines
+
+
+def _shown(name: str, value: str) -> str:
+    return "***" if is_secret(name, value) else value
 
 
 def _option_lines(old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
     was, becomes = _options(old), _options(new)
     gone = [option for option in was if was.count(option) > becomes.count(option)]
     came = [option for option in becomes if becomes.count(option) > was.count(option)]
-    return [f"- {option}" for option in dict.fromkeys(gone)] + [f"+ {option}" for option in dict.fromkeys(came)]
+    lines = [("-", option) for option in dict.fromkeys(gone)] + [("+", option) for option in dict.fromkeys(came)]
+    return [f"{sign} {' '.join(mask_command(option.split(' '), None))}" for sign, option in lines]
 
 
 def _options(argv: tuple[str, ...]) -> list[str]:
@@ -245,8 +249,3 @@ def _options(argv: tuple[str, ...]) -> list[str]:
         else:
             found[-1] += f" {token}"
     return found
-
-
-def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What the engine's process gets, given what it would inherit."""
-    return {name: value for name, value in inherited.items() if name not in config.unset} | dict(config.env)

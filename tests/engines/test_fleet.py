@@ -11,6 +11,7 @@ import pytest
 from rltop.engines.fleet import (
     Ab,
     AbEnd,
+    Config,
     EngineSlot,
     FleetPolicy,
     Required,
@@ -24,7 +25,7 @@ from rltop.engines.fleet import (
 )
 from rltop.engines.launcher import GpuUse
 from rltop.engines.rolling import times
-from rltop.engines.slots import new_record
+from rltop.engines.slots import differences, new_record
 from rltop.engines.states import State
 from rltop.errors import RltopError
 from tests.engines.fleet_world import POLICY, World, planned, refused, run_fleet, slots
@@ -596,6 +597,18 @@ def test_sglang_engines_dump_core_unless_somebody_has_said_anything_about_it(tmp
     assert env(env={"CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}) == {"CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
     assert env(unset=("CUDA_ENABLE_COREDUMP_ON_EXCEPTION",)) == {}
     assert dict(new_record(slots(1)[0], "local").spec("run", tmp_path, 1).env) == {}, "the CPU engine has no GPU"
+
+
+def test_what_changes_is_told_option_by_option_without_secrets() -> None:
+    old = Config(args=("--tp", "2", "--api-key", "sk-abc", "--disable-radix-cache"), env={"A": "1", "HF_TOKEN": "hf_x"})
+    new = Config(args=("--tp", "4", "--api-key", "other"), env={"HF_TOKEN": "hf_y"}, unset=("CUDA_LAUNCH_BLOCKING",))
+    lines = differences(old, new)
+    assert lines[:1] + lines[2:4] == ["- --tp 2", "- --disable-radix-cache", "+ --tp 4"]
+    assert lines[-4:] == [
+        *("- A=1", "- HF_TOKEN=***", "+ HF_TOKEN=***", "- CUDA_LAUNCH_BLOCKING (not inherited any more)"),
+    ]
+    assert "sk-abc" not in str(lines)
+    assert differences(old, old) == []
 
 
 def test_a_cell_that_says_the_same_is_shown_once(world: World) -> None:
