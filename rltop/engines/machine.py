@@ -151,7 +151,8 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
             return GiveUp(goal.cause)
         case State.DRAINING if not outdated:
             return Undrain("its stop was called off")
-        case _ if outdated and (state in ANSWERING | STARTING or state is State.OFFLOADED):
+        case _ if outdated and state in ANSWERING | STARTING:
+            # An OFFLOADED one waits: its next generation would take the memory that the trainer has now.
             return Stop(goal.cause, drain)
         case _:
             return None

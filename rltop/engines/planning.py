@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rltop.engines.chores import model_config
+from rltop.engines.flags import parse
 from rltop.engines.requests import (
     VERSION,
     Ab,
@@ -127,6 +128,10 @@ def _problem(slot: EngineSlot) -> Refused | None:
         return Refused(code="bad-args", why=f"{slot.id!r} cannot be an engine's id", do="letters, digits, . _ -")
     if not slot.model_path:
         return Refused(code="bad-args", why=f"engine {slot.id} has no model_path")
+    if any(parse(slot.args, version=VERSION).values.get(name) for name in ("api_key", "admin_api_key")):
+        why = f"engine {slot.id} has an API key: its routes would answer neither rltop nor the trainer (401)"
+        do = "leave --api-key and --admin-api-key out; bind it to an address that only this cluster reaches"
+        return Refused(code="refused-by-rules", why=why, do=do)
     judgement = judge(slot.args, slot.env, version=VERSION, model=model_config(slot.model_path))
     if slot.kind == "cpu" and not judgement.accepted:
         why = f"engine {slot.id} would not start: {judgement.errors[0]}"

@@ -331,6 +331,11 @@ class Engine:
     def _say_pending(self, updating: bool) -> None:
         waits = updating and toward(self.slot, self.record.goal, self.house.clock(), updating=False) is not None
         self.waits = "the end of the weight update" if waits else ""
+        if self.slot.state is State.OFFLOADED and self.record.goal.run and self._outdated():
+            self.waits = "its memory, which the trainer has"
+
+    def _outdated(self) -> bool:
+        return self.slot.generation < self.record.goal.generation
 
     # ---------------------------------------------------------------- chores
 

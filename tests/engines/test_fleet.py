@@ -544,6 +544,22 @@ def test_a_released_engine_is_not_asked_anything(world: World) -> None:
     run_fleet(main)
 
 
+def test_an_engine_whose_memory_the_trainer_has_is_not_restarted_until_it_has_it_back(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            fleet.released("0")
+            work = asyncio.ensure_future(world.do(fleet, Restart()))
+            await asyncio.sleep(50)
+            assert (world.state("0"), world.cells["0"]["generation"]) == ("OFFLOADED", 1)
+            assert world.cells["0"]["pending"] == "its memory, which the trainer has"
+            fleet.resumed("0")
+            await work
+            assert world.cells["0"]["generation"] == 2
+
+    run_fleet(main)
+
+
 def test_after_a_release_the_label_alone_does_not_count(world: World) -> None:
     """The label outlives a release, the tensors do not: such an engine answers token 0 for ever."""
 
@@ -826,6 +842,8 @@ def test_bad_requests_are_refused_with_what_to_do(world: World) -> None:
             assert "cannot be" in refused(fleet, SetToggles(changes=OFF, keep=2)).why
             assert refused(fleet, Synced(target="0", generation=9, version="1")).code == "stale-generation"
             bad = slots(1)[0]
+            keyed = EngineSlot(id="y", model_path="/m", args=("--api-key=k",))
+            assert "401" in refused(fleet, StartEngines(slots=(keyed,))).why
             for declared in ({"id": "../up"}, {"id": "x", "model_path": ""}, {"id": "x", "args": ("--no-such-flag",)}):
                 slot = type(bad)(**{"id": "y", "model_path": "/m", **declared})  # type: ignore[arg-type]
                 assert refused(fleet, StartEngines(slots=(slot,))).code in ("bad-args", "refused-by-rules")
