@@ -188,8 +188,9 @@ def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
         state=state,
         generation=as_int(value.get("generation")),
         weights=weights,
-        # The fleet lets no engine of its own serve old weights; what it holds is only seen a moment after a push.
-        old=bool(required and weights and weights != required) and not (ours and state in ("HEALTHY", "SUSPECT")),
+        # The fleet lets no engine of its own serve old weights (what one holds is only seen a moment after a push), and
+        # of one that does not run they say nothing.
+        old=bool(required and weights and weights != required) and (state == "STALE" or not ours),
         running=as_number(value.get("running")),
         queued=as_number(value.get("queued")),
         tokens_per_s=as_number(value.get("tokens_per_s")),

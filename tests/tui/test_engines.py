@@ -516,7 +516,8 @@ def test_only_engines_that_rltop_does_not_keep_are_old_while_they_serve() -> Non
         "engine/1": owned("1", 1, weight_version="7", state="STALE"),
         "engine/2": owned("2", 2, weight_version="7", owner="other"),
     }
-    assert [view.old for view in engine_views(state)] == [False, True, True]
+    state["engine/3"] = owned("3", 3, weight_version="7", state="STOPPED")
+    assert [view.old for view in engine_views(state)] == [False, True, True, False]
 
 
 async def test_help_and_palette_are_those_of_the_screen() -> None:

@@ -58,7 +58,7 @@ def weights_cell(view: EngineView, frame: Frame, width: int) -> Span:
 def signals_cell(view: EngineView, frame: Frame, width: int) -> Span:
     """One character per signal: a tick, the letter of one that is not well, a dot for unknown. The column's head names
     the letters."""
-    if not view.signals:
+    if not view.signals or view.word == "STOPPED":  # nothing is wrong with what nobody wants to run
         return "-", "dim"
     told = "".join(signal_mark(signal, frame.glyphs) for signal in view.signals)
     return told, "bad" if any(signal.ok is False for signal in view.signals) else "text"

@@ -8,11 +8,13 @@ from msgspec import Struct, field
 
 from rltop.tui.rows import Row, Span, extend, restyle, row_cells, split
 from rltop.tui.staging import Staging
-from rltop.tui.text import pad, wrap
+from rltop.tui.text import cells, fit, pad, wrap
 from rltop.tui.toggle_views import MIXED, ToggleView
 from rltop.tui.view import Frame, Picker
 
 _NAME = 20
+_HOW = 16
+"""Cells below which a longer word on how a value was seen is not begun."""
 
 
 class TogglesSection(Struct):
@@ -110,8 +112,9 @@ def toggle_row(toggle: ToggleView, staging: Staging, frame: Frame, width: int) -
     name = pad(frame.safe(toggle.name), _NAME, mark=glyphs.cut)
     left: Row = ((f" {mark} ", style), (f"{name} ", "text"), *told)
     verify = "" if toggle.verify == MIXED or toggle.ignored or wrong else frame.safe(toggle.verify)
-    if verify and row_cells(left) + len(verify) + 3 <= width:
-        return split(left, ((f"{verify} ", "faint"),), width)
+    room = width - row_cells(left) - 3
+    if verify and room >= min(cells(verify), _HOW):
+        return split(left, ((f"{fit(verify, room, mark=glyphs.cut)} ", "faint"),), width)
     return left
 
 
