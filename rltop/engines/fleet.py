@@ -9,7 +9,7 @@ Failure policy: engines survive this process. Whatever is cancelled or killed he
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -308,20 +308,8 @@ class Fleet:
 
     # ---------------------------------------------------------------- doing
 
-    async def _each(self, works: Any) -> str:
-        """All of them together; the first failure is raised when all have come to their end."""
-        tasks = [asyncio.ensure_future(work) for work in works]
-        try:
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        failed = [result for result in results if isinstance(result, BaseException)]
-        if failed:
-            raise failed[0]
-        return "; ".join(str(result) for result in results)
+    async def _each(self, works: Iterable[Coroutine[Any, Any, str]]) -> str:
+        return "; ".join(await rolling.together(works))
 
     async def _start_engines(self, request: StartEngines, stage: Stage) -> str:
         engines = []
@@ -364,7 +352,7 @@ class Fleet:
             if isinstance(request, (Ab, AbEnd)) or request.mode == "rolling":
                 done = await rolling.roll(steps, self._engines, keep=request.keep, cause=cause, stage=stage)
             else:
-                done = await rolling.at_once(steps, cause=cause, stage=stage)
+                done = await rolling.together(rolling.restart(step, cause, stage) for step in steps)
         finally:
             if isinstance(request, (Ab, AbEnd)):
                 self._arms.settle(request)

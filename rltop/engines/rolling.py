@@ -12,7 +12,7 @@ fails and says where it stands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,9 +112,9 @@ async def roll(
     return done
 
 
-async def at_once(steps: Sequence[Next], *, cause: str, stage: Stage) -> list[str]:
-    """Restart all of them together; the first failure is raised when all have come to their end."""
-    tasks = [asyncio.ensure_future(restart(step, cause, stage)) for step in steps]
+async def together(works: Iterable[Coroutine[Any, Any, str]]) -> list[str]:
+    """All of them at once; the first failure is raised when all have come to their end."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         results = await asyncio.gather(*tasks, return_exceptions=True)
     except asyncio.CancelledError:
