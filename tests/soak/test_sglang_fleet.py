@@ -289,6 +289,17 @@ def test_an_orphan_that_keeps_the_lock_is_ended_before_the_next_start(ground: Gr
     assert len([pid for pid, name in look(ground).children if name == "sleep 86399"]) == 1, "the new one's own"
 
 
+def test_another_attention_backend_takes_effect(ground: Ground) -> None:
+    """The only other one that a CPU without AMX has; it compiles at the first forward pass."""
+    generation = ground.state("HEALTHY")["generation"]
+    ground.do(SetToggles(changes={"attention_backend": "flex_attention"}))
+    cell = ground.until(lambda cell: cell["state"] == "HEALTHY" and cell["generation"] == generation + 1)
+    assert cell["toggles"]["attention_backend"] == "flex_attention"
+    with EngineClient(cell["url"]) as client:
+        payload = {"text": PROMPT, "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+        assert client.generate(payload)[0]["meta_info"]["completion_tokens"] == 4
+
+
 def test_a_good_end_leaves_nothing(ground: Ground) -> None:
     launched, processes = ground.launched(), [psutil.Process(pid) for pid, _ in look(ground).children]
     ground.do(Stop())
