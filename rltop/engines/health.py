@@ -33,6 +33,8 @@ IDLE_REFRESH_S = 35.0
 """SGLang writes the gauges of an idle scheduler every 30 s: until then they say what ran last."""
 OLD_S = 10.0
 """A scrape that long ago was not followed by another because nobody asked (the engine was out of the rotation)."""
+ODD_S = 30.0
+"""So long a refusal or a failed health check of SGLang's own stays in view."""
 NAMES = ("process", "probe", "progress", "trainer", "log")
 
 
@@ -133,6 +135,9 @@ class EngineHealth:
     _generate_failed: str = ""
     _trainer: str = ""
     _dying: str = ""
+    _odd: str = ""
+    """The newest line that is no fault and yet worth a look."""
+    _odd_at: float = 0.0
     _injected: str = ""
     _stage: Stage = Stage.LAUNCHING
     _doubted: float | None = None
@@ -146,6 +151,8 @@ class EngineHealth:
         alive = len(look.children)
         if not look.alive:
             how = "how, nobody knows" if look.exit_code is None else f"with {_exit(look.exit_code)}"
+            for name in ("probe", "progress"):
+                self._say(name, None, "its process has ended", now)
             return self._say("process", False, f"ended, {how}", now)
         schedulers = [name for _, name in look.children if _SCHEDULER in name]
         self._had_scheduler = self._had_scheduler or bool(schedulers)
@@ -188,12 +195,16 @@ class EngineHealth:
                     self._prefilled = now
                     self._prefill_tokens = log.prefill.new_tokens or 0 if log.prefill else 0
             elif one.kind in (NewsKind.REFUSAL, NewsKind.HEALTH):
-                self._say("log", None, brief(one.text, 160), now)
+                self._odd, self._odd_at = brief(one.text, 160), now
         if log.fault is not None:
             self._dying = brief(log.fault.text, 160)
-            self._say("log", False, self._dying, now)
-        elif "log" not in self._signals or self._signals["log"].ok is None:
-            self._say("log", True, f"{log.stage}: no fault", now)
+            # Whoever told it to stop knows why: the log has nothing to blame.
+            told = log.fault.what == "sigterm"
+            self._say("log", None if told else False, self._dying, now)
+        elif self._odd and now - self._odd_at < ODD_S:
+            self._say("log", None, self._odd, now)
+        else:
+            self._say("log", True, "no fault", now)
 
     # -- what it means
 

@@ -16,6 +16,9 @@ from rltop.engines.scrape import EngineStats
 from tests.engines.test_engine_log import DECODE, DECODING, IMA, PREFILL, QUIT, UP, trace
 
 L = HealthLimits()
+UNWELL = (
+    "[2026-01-02 03:04:05] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.\n"
+)
 SCHEDULER = ((11, "sglang::schedul"), (12, "sglang::detoken"))
 STATS = EngineStats(
     url="http://e",
@@ -234,6 +237,35 @@ def test_a_dead_process_is_dead_at_the_next_glance() -> None:
     engine = Engine()
     engine.look = look(alive=False, code=-9)
     assert engine.seconds(1) == Verdict("dead", "its process ended, with signal 9")
+
+
+def test_nothing_good_is_said_of_an_engine_that_ended() -> None:
+    engine = Engine()
+    engine.seconds(3)
+    engine.look = look(alive=False, code=-9, children=())
+    engine.health.look(engine.look, engine.now)
+    shown = engine.health.signals(engine.now, 0.0)
+    assert [shown[name]["ok"] for name in ("process", "probe", "progress")] == [False, None, None]
+    assert shown["probe"]["text"] == "its process has ended"
+
+
+def test_a_stop_that_was_asked_for_is_no_fault_of_the_log() -> None:
+    engine = Engine()
+    engine.write(
+        "[2026-01-02 03:04:05] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
+    )
+    assert engine.health.signals(engine.now, 0.0)["log"]["ok"] is None
+
+
+def test_a_refusal_stays_in_view_for_a_while() -> None:
+    engine = Engine()
+    engine.write(UNWELL)
+    assert engine.health.signals(engine.now, 0.0)["log"]["ok"] is None
+    engine.write(DECODE)
+    assert "Health check failed" in engine.health.signals(engine.now, 0.0)["log"]["text"]
+    engine.now += 60
+    engine.write(DECODE)
+    assert engine.health.signals(engine.now, 0.0)["log"]["text"] == "no fault"
 
 
 def test_a_scheduler_child_that_is_gone_is_the_end_though_the_server_still_answers() -> None:
