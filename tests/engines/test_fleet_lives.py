@@ -6,6 +6,7 @@ As `test_fleet_processes.py`, without processes: hundreds of lives with faults t
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -62,19 +63,20 @@ class Life:
             await self.world.start(fleet, len(NAMES))
             await self.wild(fleet)
         for _ in range(self.rng.randrange(3)):
-            self.drop()
+            await self.drop()
             async with self.world.fleet() as fleet:
                 await self.wild(fleet)
-        self.drop()
+        await self.drop()
         async with self.world.fleet() as fleet:
             await self.wild(fleet)
             await self.calm(fleet)
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """The daemon is killed: nobody is left to ask how its operations ended."""
         self.trail.append("the daemon is killed")
         for work in self.work:
             work.cancel()
+        await asyncio.gather(*self.work, return_exceptions=True)
         self.work.clear()
 
     async def wild(self, fleet: Fleet) -> None:
@@ -147,6 +149,12 @@ class Life:
                 return
         self.trail.append("a fault")
 
+    def settled(self, fleet: Fleet, name: str) -> bool:
+        """It is where its file says it should be, or waits for a person."""
+        record = json.loads((self.world.folder / "engines" / name / "slot.json").read_text())
+        wanted = State.HEALTHY if record["goal"]["run"] else State.STOPPED
+        return fleet.state(name) in (wanted, State.QUARANTINED) and not self.world.cells[name]["pending"]
+
     def check(self) -> None:
         """What holds at every moment."""
         for lock, count in Counter(one.spec.lock for one in self.world.launcher.alive()).items():
@@ -169,8 +177,7 @@ class Life:
         for work in self.work:
             if not work.cancelled() and work.exception() is not None:
                 assert isinstance(work.exception(), RltopError), work.exception()
-        settled = (State.HEALTHY, State.STOPPED, State.QUARANTINED)
-        await world.until(lambda: all(fleet.state(name) in settled for name in NAMES), limit_s=500)
+        await world.until(lambda: all(self.settled(fleet, name) for name in NAMES), limit_s=500)
         self.check()
         assert {cell["stage"] + cell["pending"] for cell in world.cells.values()} == {""}
         await fleet.stop_all(self.trail.append)
