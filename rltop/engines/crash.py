@@ -6,8 +6,9 @@ The fingerprint is `class/phase/hash`: class of error, phase of work, and six he
 core dump gave it, else over the error and its innermost frames, without line numbers, addresses, pids, ranks and
 sizes. The same fault therefore has the same fingerprint on another rank, host and day: flapping is judged by it.
 
-Pure. Text that is not understood ends as class `error` with the exception's own words; a log without any fault as
-`silent`, with what the exit code leaves open.
+Pure. Text that is not understood ends as class `error` with the exception's own words. A process that dies at its start
+without a fault that is recognised dies of its last words (`last_words.py`); a log without any error is `silent`, with
+what the exit code leaves open.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rltop.checks.found import LogEvent
 from rltop.checks.known import KnownCrash, fingerprint, match
 from rltop.checks.observe import Args, Observations
 from rltop.checks.phrase import brief
+from rltop.engines.last_words import LastWords, class_of
 from rltop.evidence.collect import in_order
 
 MOST_EVIDENCE = 12
@@ -69,8 +71,8 @@ class Crash:
     """`ima/decode-graph/3fa2c1`; stable across runs."""
     kind: str
     """Class of error: `ima`, `misaligned`, `launch-failure`, `illegal-instruction`, `oom`, `nccl`, `hang`, `port`,
-    `usage`, `capture`, `jit`, `update`, `released`, `leak`, `assert`, `cublas`, `host-oom`, `child`, `terminated`,
-    `stopped`, `silent`, `error`."""
+    `usage`, `import`, `checkpoint`, `capture`, `jit`, `update`, `released`, `leak`, `assert`, `cublas`, `host-oom`,
+    `child`, `terminated`, `stopped`, `silent`, `error`."""
     phase: str
     """`launch`, `load`, `capture`, `warm-up`, `prefill`, `prefill-graph`, `decode`, `decode-graph`, `update`, `wake`,
     `released` or `serve`."""
@@ -234,6 +236,7 @@ _START = {
     Stage.WARMING: ("warm-up", "start-up"),
 }
 """Phase before an engine is ready: here, and in the words of the table of known crashes."""
+_STARTS = frozenset(phase for phase, _ in _START.values())
 _WORDS = {
     "launch": "at the start",
     "load": "while weights were loaded",
@@ -250,7 +253,7 @@ _WORDS = {
 }
 
 
-_PLACED = frozenset({"released", "update", "usage", "port", "capture"})
+_PLACED = frozenset({"released", "update", "usage", "checkpoint", "port", "capture"})
 """Classes that say themselves when it was."""
 
 
@@ -264,13 +267,18 @@ def explain(
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
     injected: str = "",
+    words: LastWords | None = None,
+    last_line: str = "",
 ) -> Crash:
     """The crash of an engine whose log had these faults and, around them, these events. Never raises.
 
     asked: rltop ended it; flags: settings in effect; stage: how far the start is by now; injected: a fault that the
-    stand-in was told to have.
+    stand-in was told to have; words: with which the log of a start ends; last_line: of the log, whatever it says.
     """
-    found = _explain(suspects, events, exit_code, asked, stage, flags, known)
+    if words is not None and not asked and stage is not Stage.READY and _are_last(words, suspects):
+        found = _of_words(words, stage)
+    else:
+        found = _explain(suspects, events, exit_code, asked, stage, flags, known, last_line)
     if not injected or found.kind == "stopped":
         return found
     return replace(found, injected=injected, cause=f"{found.cause} A rehearsal: the fault {injected} was injected.")
@@ -284,10 +292,11 @@ def _explain(
     stage: Stage,
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
+    last_line: str,
 ) -> Crash:
     first = first_of(suspects)
     if first is None or (asked and strength(first) < ROOT):
-        return _without_fault(exit_code, asked, stage)
+        return _without_fault(exit_code, asked, stage, last_line)
     everything = in_order([*events, first.event])
     obs = Observations(events=tuple(everything), args=Args(flags), known_crashes=known)
     placed = next(event for event in everything if _place(event) == _place(first.event))
@@ -322,7 +331,27 @@ def _explain(
     )
 
 
-def _without_fault(exit_code: int | None, asked: bool, stage: Stage) -> Crash:
+def _are_last(words: LastWords, suspects: Sequence[Suspect]) -> bool:
+    """Nothing else ended it, and they come after every error that it survived."""
+    return all(strength(one) == PERHAPS and words.line > (one.event.where.line or 0) for one in suspects)
+
+
+def _of_words(words: LastWords, stage: Stage) -> Crash:
+    phase = _START[stage][0]
+    when = "" if words.kind in _PLACED else f" {_WORDS[phase]}"
+    text = brief(words.text, 200).rstrip(". ")
+    return Crash(
+        fingerprint=f"{words.kind}/{phase}/{fingerprint(words.text)[:HASH]}",
+        kind=words.kind,
+        phase=phase,
+        cause=f"{words.cause}{when}: {text}" + ("" if text.endswith(("?", "!", "…")) else "."),
+        do=words.do,
+        line=words.line,
+        evidence=(f"{words.source}:{words.line}: {brief(words.raw, 200)}",),
+    )
+
+
+def _without_fault(exit_code: int | None, asked: bool, stage: Stage, last_line: str) -> Crash:
     phase = _START[stage][0] if stage is not Stage.READY else "serve"
     if asked:
         return Crash(fingerprint=f"stopped/{phase}", kind="stopped", phase=phase, cause="It was stopped, as asked.")
@@ -333,6 +362,8 @@ def _without_fault(exit_code: int | None, asked: bool, stage: Stage) -> Crash:
     else:
         how = f"The process ended with status {exit_code}"
     cause = f"{how} {_WORDS[phase]}; its log tells of no error."
+    if stage is Stage.LAUNCHING and exit_code:
+        cause = cause[:-1] + (f" and ends with “{brief(last_line, 160)}”." if last_line else ": it is empty.")
     if exit_code in (-9, 137, None):
         cause += " The host's out-of-memory killer and a person's kill -9 look like this (see dmesg)."
     code = "gone" if exit_code is None else f"exit{exit_code}"
@@ -387,6 +418,8 @@ def _what(event: LogEvent, phase: str) -> tuple[str, str, str]:
     if phase == "released":
         released = next(one for one in _CLASSES if one.kind == "released")
         return released.kind, released.cause, released.do
+    if phase in _STARTS and (known := class_of(event.text)) is not None:
+        return known
     name = word(event, "exception").rsplit(".", 1)[-1] or "An error"
     return "error", f"{name} ended it", ""
 

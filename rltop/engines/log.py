@@ -11,7 +11,8 @@ Nothing raises for odd text: a line that says nothing known is no news. The line
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -20,6 +21,7 @@ from rltop.checks.events import word
 from rltop.checks.found import LogEvent
 from rltop.checks.known import KnownCrash
 from rltop.engines.crash import Crash, Stage, Suspect, explain, is_fault
+from rltop.engines.last_words import LINES, last_words
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.logs import LogScan
 from rltop.evidence.pieces import Splitter
@@ -28,6 +30,8 @@ KEPT = (100, 300)
 """First and newest events of one kind: a hundred tracebacks say no more than ten thousand."""
 CHUNK = 64 << 10
 """Bytes of one `feed` that an event loop can bear: some 15 ms of the densest log."""
+_LONG = 2048
+"""Bytes of a line that are kept as last words."""
 SUSPECTS = (64, 64)
 """Faults that may be the first one, and the newest."""
 
@@ -128,9 +132,13 @@ class EngineLog:
     _splitter: Splitter = field(default_factory=Splitter)
     _suspects: FirstAndNewest[Suspect] = field(default_factory=lambda: FirstAndNewest(*SUSPECTS))
     _news: list[LogNews] = field(default_factory=list)
+    _end: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=LINES))
+    """The last lines, until the engine is ready: what a process that dies at its start has to say."""
     _now: float = 0.0
     _harmless: int = 0
     """Line after which a traceback means nothing."""
+    _excused: int = 0
+    """Last line of the newest such traceback: no last words before it count."""
 
     def __post_init__(self) -> None:
         self._scan = LogScan(self.name, live=True, told=self._event, keep=KEPT)
@@ -140,15 +148,21 @@ class EngineLog:
         self._now = now
         self.offset += len(data)
         for start, pieces in self._splitter.feed(data):
-            self._scan.feed(start, pieces)
+            self._read(start, pieces)
         return self._take()
+
+    def _read(self, start: int, pieces: Sequence[bytes]) -> None:
+        self._scan.feed(start, pieces)
+        if self.stage is not Stage.READY:
+            first = max(0, len(pieces) - LINES)
+            self._end.extend((start + at, pieces[at][:_LONG]) for at in range(first, len(pieces)) if pieces[at].strip())
 
     def quiet(self, now: float) -> list[LogNews]:
         """Nothing came for a while (or the process ended): what the log ends with is all of it, also a traceback whose
         next line never comes."""
         self._now = now
         for start, pieces in self._splitter.end():
-            self._scan.feed(start, pieces)
+            self._read(start, pieces)
         self._scan.settle()
         return self._take()
 
@@ -158,6 +172,7 @@ class EngineLog:
 
         asked: rltop itself ended it, so an end without an error is no crash (`stopped`). Call it after `quiet`.
         """
+        end = [(number, line.decode("utf-8", "replace").rstrip()) for number, line in self._end]
         return explain(
             tuple(self._suspects),
             self._scan.so_far()[0],
@@ -167,6 +182,8 @@ class EngineLog:
             flags=self.flags,
             known=self.known,
             injected=self.injected,
+            words=last_words([one for one in end if one[0] > self._excused], self.name),
+            last_line=end[-1][1] if end else "",
         )
 
     # -- events
@@ -197,6 +214,8 @@ class EngineLog:
             news = self._tell(NewsKind.FAULT, event.kind, event)
             if self.fault is None and suspect.ends_the_engine:
                 self.fault = news
+        elif event.kind == "traceback":
+            self._excused = event.where.line or 0
 
     def _tell(self, kind: NewsKind, what: str, event: LogEvent) -> LogNews:
         line = event.where.line or 0

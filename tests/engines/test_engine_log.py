@@ -368,3 +368,97 @@ def test_a_fault_is_news_while_the_process_still_lives() -> None:
 def test_any_bytes_are_taken(data: bytes) -> None:
     log, _ = fed(data)
     assert log.crash(exit_code=None).fingerprint
+
+
+# -- a process that dies at its start, before anything is logged
+
+USAGE = "usage: launch_server.py [-h] [--model-path MODEL_PATH]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fingerprint", "cause"),
+    [
+        (
+            "/usr/bin/python3: Error while finding module specification for 'sglang.launch_server' "
+            "(ModuleNotFoundError: No module named 'sglang')\n",
+            "import/launch",
+            "What it needs cannot be imported at the start: Error while finding module specification for "
+            "'sglang.launch_server' (ModuleNotFoundError: No module named 'sglang').",
+        ),
+        (
+            "/opt/venv/bin/python3.12: No module named sglang\n",
+            "import/launch",
+            "at the start: No module named sglang.",
+        ),
+        ("ModuleNotFoundError: No module named 'sglang'\n", "import/launch", "No module named 'sglang'."),
+        (
+            'Traceback (most recent call last):\n  File "/s/sglang/launch_server.py", line 3, in <module>\n    x\n'
+            "ImportError: cannot import name 'a' from 'b' (unknown location)\n",
+            "import/launch",
+            "cannot import name 'a'",
+        ),
+        (
+            "error: /nonexistent/config.json: cannot read the checkpoint\n  why: No such file or directory\n"
+            "  do:  point --model-path at a folder\n",
+            "checkpoint/launch",
+            "Its checkpoint cannot be read: /nonexistent/config.json: cannot read the checkpoint: No such file or "
+            "directory.",
+        ),
+        (
+            "OSError: /nope is not a local folder and is not a valid model identifier listed on 'https://hf'\n",
+            "checkpoint/launch",
+            "/nope is not a local folder",
+        ),
+        (USAGE + "launch_server.py: error: argument --tp-size: invalid int value: 'x'\n", "usage/launch", "'x'."),
+        (
+            USAGE + "launch_server.py: error: expected a checkpoint\n",
+            "usage/launch",
+            "It refuses its arguments: expected a checkpoint.",
+        ),
+        ("error: --max-total-tokens 0: must be positive\n", "usage/launch", "--max-total-tokens 0: must be positive."),
+        ("ValueError: invalid literal for int()\n", "error/launch", "ValueError"),
+        (
+            "pkg.sub.StrangeError: boom\n  a hint below\nanother line\n",
+            "error/launch",
+            "StrangeError ended it at the start: boom.",
+        ),
+        ("KeyboardInterrupt\n", "silent/launch", "tells of no error and ends with “KeyboardInterrupt”."),
+        ("/opt/run.sh: line 3: sglang: command not found\n", "error/launch", "sglang: command not found."),
+        (
+            "python: error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file\n",
+            "import/launch",
+            "libpython3.11.so.1.0",
+        ),
+        ("Fatal Python error: init_fs_encoding: failed\n", "error/launch", "init_fs_encoding: failed."),
+        (
+            "some banner\n",
+            "silent/launch",
+            "status 1 at the start; its log tells of no error and ends with “some banner”.",
+        ),
+        ("", "silent/launch", "its log tells of no error: it is empty."),
+    ],
+)
+@pytest.mark.parametrize("ending", ["\n", ""])
+def test_the_last_words_of_a_start_are_its_cause(text: str, fingerprint: str, cause: str, ending: str) -> None:
+    log, _ = fed(text.removesuffix("\n") + (ending if text else ""))
+    crash = log.crash(exit_code=1)
+    assert crash.fingerprint.startswith(fingerprint + "/")
+    assert cause in crash.cause
+    if crash.kind != "silent":
+        assert "no error" not in crash.cause
+        assert crash.evidence[0].startswith(f"stdout.log:{crash.line}: ")
+
+
+def test_last_words_are_the_last_and_only_of_a_start() -> None:
+    survived = "ImportError: no flash_attn\n" + f"{AT} falling back to triton\n"
+    assert log_of(survived).crash(exit_code=-9).kind == "import", "an error is better than none"
+    later = survived + "error: /m/config.json: cannot read the checkpoint\n"
+    assert log_of(later).crash(exit_code=2).kind == "checkpoint"
+    assert log_of(later).crash(exit_code=2, asked=True).kind == "stopped"
+    assert log_of(UP + "error: a line of a serving engine\n").crash(exit_code=-9).kind == "silent"
+    first, second = (log_of(f"error: pid {pid} has no --x\n").crash(exit_code=2) for pid in (41, 42))
+    assert first.fingerprint == second.fingerprint
+
+
+def log_of(text: str) -> EngineLog:
+    return fed(text)[0]
