@@ -14,8 +14,9 @@ does not allow raises `IllegalTransition`: it is a fault of the supervisor, neve
 
 Failure policy: one bad probe is SUSPECT, never a kill. A hang only alarms, unless the policy says restart. A crash is
 followed by a restart with backoff (`restart="auto"`), after everything of the dead process was reclaimed; three
-crashes with one fingerprint within few rollouts are QUARANTINED until a person acts. A deadline that passes while
-nothing can be done safely (memory held by a stranger, weights that nobody sends) alarms once and waits.
+crashes with one fingerprint within few rollouts, or within ten minutes, are QUARANTINED until a person acts. A deadline
+that passes while nothing can be done safely (memory held by a stranger, weights that nobody sends) alarms once and
+waits.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
             return _judge(slot, event, now)
         case Dying(fingerprint, cause) if state in ANSWERING:
             # Out of the rotation at once, but not ended: it may be writing the dump that names the kernel.
-            failing = Crash(fingerprint, slot.rollouts, slot.generation)
+            failing = Crash(fingerprint, slot.rollouts, slot.generation, now)
             dying = replace(slot, failing=failing, fingerprint=fingerprint)
             dying = _to(dying, State.CRASHED, now, cause, clean=False, deadline=now + policy.dying_s)
             return replace(dying, dying=True), (Action.ALARM,)
@@ -109,7 +110,7 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
         case Resumed() if state is State.OFFLOADED:
             return _to(slot, State.STALE, now, "resumed with empty memory", deadline=now + policy.stale_s), ()
         case RolloutDone():
-            return _rollout(slot), ()
+            return _rollout(slot, now), ()
         case NodeLost(node) if state in LIVE:
             return _to(slot, State.LOST, now, f"node {node} does not answer", deadline=now + policy.lost_s), (
                 Action.ALARM,
@@ -238,7 +239,7 @@ def _judge(slot: Slot, event: Doubt | Trust | Hang, now: float) -> Outcome:
             return _to(slot, State.SUSPECT, now, cause), ()
         case Hang(cause):
             if slot.policy.on_hang == "restart":
-                failing = Crash("hang", slot.rollouts, slot.generation)
+                failing = Crash("hang", slot.rollouts, slot.generation, now)
                 ended, actions = _terminate(replace(slot, failing=failing, fingerprint="hang"), cause, now)
                 return ended, (Action.EVIDENCE, *actions)
             if slot.state is State.SUSPECT and slot.escalated:
@@ -246,12 +247,13 @@ def _judge(slot: Slot, event: Doubt | Trust | Hang, now: float) -> Outcome:
             return replace(_to(slot, State.SUSPECT, now, cause), escalated=True), (Action.ALARM,)
 
 
-def _rollout(slot: Slot) -> Slot:
+def _rollout(slot: Slot, now: float) -> Slot:
     if slot.state not in LIVE:
         return slot
     counted = replace(slot, rollouts=slot.rollouts + 1)
-    # The fingerprints stay until flapping is ruled out.
-    settled = counted.rollouts > slot.policy.flap_rollouts and slot.state is State.HEALTHY
+    # The fingerprints stay until flapping is ruled out, by rollouts and by time.
+    recent = any(_within(crash.at, now, slot.policy.flap_s) for crash in slot.crashes)
+    settled = counted.rollouts > slot.policy.flap_rollouts and slot.state is State.HEALTHY and not recent
     return replace(counted, crashes=()) if settled else counted
 
 
@@ -266,7 +268,7 @@ def _tick(slot: Slot, now: float) -> Outcome:
             return crashed, (Action.ABANDON_SPAWN, *actions)
         case State.LOADING | State.CAPTURING | State.WARMING:
             fingerprint = f"start-timeout:{slot.state}"
-            failing = Crash(fingerprint, slot.rollouts, slot.generation)
+            failing = Crash(fingerprint, slot.rollouts, slot.generation, now)
             slot = replace(slot, failing=failing, fingerprint=fingerprint)
             ended, actions = _terminate(slot, f"not ready {policy.start_s:.0f} s after its start", now)
             return ended, (Action.ALARM, Action.EVIDENCE, *actions)
@@ -304,7 +306,7 @@ def _give_up(slot: Slot, cause: str, now: float) -> Outcome:
 
 
 def _crash(slot: Slot, fingerprint: str, cause: str, now: float) -> Outcome:
-    failing = Crash(fingerprint, slot.rollouts, slot.generation)
+    failing = Crash(fingerprint, slot.rollouts, slot.generation, now)
     crashed = replace(slot, failing=failing, fingerprint=fingerprint)
     actions = (Action.EVIDENCE, Action.RECLAIM, Action.ALARM)
     return _to(crashed, State.CRASHED, now, cause, clean=False, deadline=now + slot.policy.reclaim_s), actions
@@ -315,13 +317,11 @@ def _after_crash(slot: Slot, crash: Crash, now: float) -> Outcome:
     policy = slot.policy
     crashes = (*slot.crashes, crash)[-max(16, policy.flap_crashes) :]
     slot = replace(slot, crashes=crashes, failing=None)
-    recent = crashes[-policy.flap_crashes :]
-    if len(recent) == policy.flap_crashes and _alike(recent) and _between(recent) <= policy.flap_rollouts:
-        why = f"{len(recent)} crashes with fingerprint {crash.fingerprint!r} in {_between(recent)} rollouts"
-        return _to(slot, State.QUARANTINED, now, why), (Action.ALARM,)
+    if why := _flapping(crashes, policy):
+        return _to(slot, State.QUARANTINED, now, f"{why}; rltop engine start tries it again"), (Action.ALARM,)
     if policy.restart == "never":
         return _to(slot, State.CRASHED, now, slot.cause), ()
-    wait = backoff(_strikes(crashes), policy)
+    wait = backoff(_strikes(crashes, policy), policy)
     return _to(slot, State.BACKOFF, now, slot.cause, deadline=now + wait), ()
 
 
@@ -335,18 +335,36 @@ def backoff(strikes: int, policy: FleetPolicy) -> float:
     return min(wait, policy.backoff_max_s)
 
 
-def _strikes(crashes: tuple[Crash, ...]) -> int:
-    """Crashes in a row: a generation that survived a rollout begins a new row."""
+def _strikes(crashes: tuple[Crash, ...], policy: FleetPolicy) -> int:
+    """Crashes in a row. A generation that survived a rollout begins a new row, unless it died as one did a moment ago:
+    so does a loop whose rollouts are short."""
     strikes = 0
-    for crash in reversed(crashes):
+    for place in range(len(crashes) - 1, -1, -1):
         strikes += 1
-        if crash.rollouts:
+        crash = crashes[place]
+        alike = [one for one in crashes[:place] if one.fingerprint == crash.fingerprint]
+        again = bool(alike) and crash.at is not None and _within(alike[-1].at, crash.at, policy.flap_s)
+        if crash.rollouts and not again:
             break
     return strikes
 
 
-def _alike(crashes: tuple[Crash, ...]) -> bool:
-    return len({crash.fingerprint for crash in crashes}) == 1
+def _flapping(crashes: tuple[Crash, ...], policy: FleetPolicy) -> str:
+    """Why these crashes, newest last, are a loop that a person has to end; empty: they are none."""
+    newest, count = crashes[-1], policy.flap_crashes
+    recent = crashes[-count:]
+    what = f"{count} crashes with fingerprint {newest.fingerprint!r}"
+    alike = all(crash.fingerprint == newest.fingerprint for crash in recent)
+    if len(recent) == count and alike and _between(recent) <= policy.flap_rollouts:
+        return f"{what} in {_between(recent)} rollouts"
+    same = [crash for crash in crashes if crash.fingerprint == newest.fingerprint][-count:]
+    if len(same) < count or same[0].at is None or newest.at is None:
+        return ""
+    return f"{what} in {newest.at - same[0].at:.0f} s" if _within(same[0].at, newest.at, policy.flap_s) else ""
+
+
+def _within(then: float | None, now: float, limit_s: float) -> bool:
+    return then is not None and now - then <= limit_s
 
 
 def _between(crashes: tuple[Crash, ...]) -> int:

@@ -147,13 +147,15 @@ def remembered(record: SlotRecord, policy: FleetPolicy, now: float) -> Slot:
     """The machine's slot as far as a file can tell it; whether a process lives is found out by looking.
 
     States that need no process are taken over, so that a quarantine survives the daemon; all others begin as STOPPED.
+    The clock of the crashes is the machine's: what lies ahead of now was before it was booted anew.
     """
+    crashes = tuple(one if one.at is None or one.at <= now else replace(one, at=None) for one in record.crashes)
     slot = Slot(
         policy=policy,
         since=now,
         generation=record.generation,
         fingerprint=record.fingerprint,
-        crashes=record.crashes,
+        crashes=crashes,
         restarts=record.restarts,
         rollouts=record.rollouts,
     )

@@ -85,6 +85,9 @@ class FleetPolicy:
     flap_crashes: int = 3
     flap_rollouts: int = 6
     """So many crashes with one fingerprint, with at most so many rollouts survived between them, are flapping."""
+    flap_s: float = 600.0
+    """And so are as many within this time, whatever the rollouts: where they are short, many lie between two crashes of
+    a loop. A crash this soon after the last one with its fingerprint is in a row with it: the backoff doubles."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -106,6 +109,8 @@ class Crash:
     rollouts: int
     """Survived by that generation."""
     generation: int
+    at: float | None = None
+    """When, on the slot's clock; None: not known (of an earlier boot of the machine)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +131,7 @@ class Slot:
     failing: Crash | None = None
     """It is being ended for this: what follows RECLAIMING is a crash's backoff, not STOPPED."""
     crashes: tuple[Crash, ...] = ()
-    """Newest last; forgotten once a generation survives more than `flap_rollouts`."""
+    """Newest last; forgotten once a generation survives more than `flap_rollouts`, and `flap_s` have passed since."""
     rollouts: int = 0
     """Survived by this generation."""
     restarts: int = 0

@@ -303,7 +303,51 @@ def test_three_crashes_of_one_kind_within_few_rollouts_are_quarantined() -> None
 
 def test_crashes_of_different_kinds_or_far_apart_are_no_flapping() -> None:
     assert crashed(crashed(crashed(Slot(), "a"), "a"), "b").state is State.BACKOFF
-    assert crashed(crashed(crashed(Slot()), rollouts=4), rollouts=4).state is State.BACKOFF
+    assert crashed(crashed(crashed(Slot()), rollouts=4, now=400.0), rollouts=4, now=800.0).state is State.BACKOFF
+
+
+def again(slot: Slot, at: float, fingerprint: str = "ima", rollouts: int = 20) -> Slot:
+    """Its next generation is started when it is due and crashes at a moment, after so many short rollouts."""
+    begun = slot.deadline if slot.state is State.BACKOFF and slot.deadline is not None else at
+    assert begun <= at
+    for event in (*TO_HEALTHY, *[RolloutDone()] * rollouts):
+        slot, _ = step(slot, event, begun)
+    slot, _ = step(slot, Exited(fingerprint, "killed itself"), at)
+    return step(slot, Reclaimed(), at)[0]
+
+
+def test_three_crashes_of_one_kind_within_ten_minutes_are_quarantined_however_short_the_rollouts() -> None:
+    slot = again(again(Slot(), 100.0), 400.0)
+    assert (slot.state, slot.deadline) == (State.BACKOFF, 420.0)
+    slot = again(slot, 700.0)
+    assert slot.state is State.QUARANTINED
+    assert slot.cause.startswith("3 crashes with fingerprint 'ima' in 600 s; rltop engine start")
+    between = again(again(again(Slot(), 100.0), 200.0, "oom"), 300.0)
+    assert again(between, 400.0).state is State.QUARANTINED, "another crash between two of a loop does not excuse it"
+
+
+def test_the_backoff_doubles_while_a_crash_comes_again_within_ten_minutes() -> None:
+    slot, waits = Slot(), []
+    for at in (0.0, 590.0, 1180.0, 1770.0, 2360.0, 2950.0):
+        slot = again(slot, at)
+        assert slot.state is State.BACKOFF, slot.cause
+        assert slot.deadline is not None
+        waits.append(slot.deadline - at)
+    assert waits == [10, 20, 40, 80, 160, 300]
+    slot = again(slot, 2950.0 + 601)
+    assert slot.deadline == 2950.0 + 601 + 10, "later it is a row of its own"
+    assert again(slot, 3600.0, "oom").deadline == 3610.0, "and so is another crash after a rollout"
+
+
+def test_crashes_are_forgotten_once_rollouts_and_time_have_passed() -> None:
+    slot = again(Slot(), 0.0)
+    for event in TO_HEALTHY:
+        slot, _ = step(slot, event, 10.0)
+    for _ in range(20):
+        slot, _ = step(slot, RolloutDone(), 600.0)
+    assert len(slot.crashes) == 1
+    slot, _ = step(slot, RolloutDone(), 601.0)
+    assert slot.crashes == ()
 
 
 def test_without_automatic_restarts_a_crash_stays_for_a_person() -> None:
