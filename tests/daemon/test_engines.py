@@ -89,7 +89,8 @@ def test_engines_alone_from_start_to_end(config: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["engine", "set", "cuda_graph=off", "--engine", "0", "--no-wait", "--reason", "ticket 4"]) == 0
     op = capsys.readouterr().out.split()[1]
-    until(run, lambda state: state["engine/0"]["generation"] == 2)
+    # The new process is there: killed between stop and start, the daemon leaves none, and the next one starts it.
+    until(run, lambda state: state["engine/0"]["generation"] == 2 and state["engine/0"]["pid"])
     os.kill(run.pid, signal.SIGKILL)
     wait_for(lambda: not find_run("alone").alive)
     assert left_engines(run.path) == ["0"], "an engine survives its daemon"
