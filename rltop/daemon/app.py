@@ -311,7 +311,7 @@ class Daemon:
                 check_id, reason=reason, who=who, since=since
             ),
             unmute=self._verdicts.unmute,
-            engines=EngineCommands(self._core.table, self._engines, engine_http),
+            engines=EngineCommands(self._core.table, self._engines, engine_http, self._others.hold),
         )
 
     # ---------------------------------------------------------------- engines

@@ -85,10 +85,18 @@ class Wrong(Exception):
 class EngineCommands:
     """Implements `rltop.daemon.commands.EngineDesk`."""
 
-    def __init__(self, table: StateTable, engines: Engines, ask_other: AskOther) -> None:
+    def __init__(
+        self,
+        table: StateTable,
+        engines: Engines,
+        ask_other: AskOther,
+        hold_other: Callable[[str, str], None] = lambda engine_id, who: None,
+    ) -> None:
+        """hold_other: told that an engine of others was paused, and by whom ("": it goes on)."""
         self._table = table
         self._engines = engines
         self._ask_other = ask_other
+        self._hold_other = hold_other
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,7 +107,7 @@ class EngineCommands:
         """What the command would do. Nothing happens."""
         try:
             if command.name == "engine-http" and self._others(command.target):
-                return self._http_of_others(command)
+                return self._http_of_others(command, who)
             request = self._request(command, who)
             found = self._engines.fleet.plan(request)
         except Wrong as wrong:
@@ -220,6 +228,9 @@ class EngineCommands:
                 "this run was started without a fleet: the daemon starts no engines for it",
                 "add [engines] to its file",
             )
+        if command.name == "engine-http" and (command.target == "all" or "," in command.target):
+            known = [key.removeprefix("engine/") for key in self._table.keys("engine/")]
+            return "engine-http is about one engine", f"one of {', '.join(known) or 'none'}"
         if command.target != "all" and f"engine/{command.target}" not in self._table:
             return f"there is no engine {command.target[:80]!r}", ""
         which = "these engines" if command.target == "all" else f"engine {command.target}"
@@ -231,13 +242,20 @@ class EngineCommands:
         engine = self._table.get(f"engine/{target}")
         return engine is not None and not self._engines.owns(target)
 
-    def _http_of_others(self, command: Command) -> Plan:
+    def _http_of_others(self, command: Command, who: str) -> Plan:
         action = _action(command.args)
         url = (self._table.get(f"engine/{command.target}") or {}).get("url")
         if not url:
             raise Wrong(f"engine {command.target} has told no URL")
         steps = [f"engine {command.target} (others run it): {action} over HTTP at {url}"]
-        return Plan(steps, lambda stage: self._ask_other(url, action))
+
+        async def work(stage: Stage) -> str:
+            text = await self._ask_other(url, action)
+            if action in ("pause", "continue"):
+                self._hold_other(command.target, who if action == "pause" else "")
+            return text
+
+        return Plan(steps, work)
 
 
 def _about_one(command: Command, targets: tuple[str, ...], who: str) -> Request:

@@ -32,6 +32,8 @@ FLEET_KEYS: Mapping[str, Any] = {
     "weight_digest": "",
     "arm": "",
     "previous_generation": None,
+    "hung": False,
+    "paused": None,
 }
 """What `engine/<id>` has beside the fields of an `engine` record and the scraped ones, and what stands there for an
 engine of which nobody knows more."""
@@ -102,6 +104,11 @@ def trainer_sides(args: Mapping[str, Any]) -> dict[str, str | None]:
     return {"deepep": None if told is None else "on" if told else "off"}
 
 
+def serves(cell: Mapping[str, Any]) -> bool:
+    """Requests to it are answered: it is in the rotation, and neither hangs nor is paused by somebody."""
+    return cell.get("state") in SERVING and not cell.get("hung") and not cell.get("paused")
+
+
 def fleet_cell(
     cells: Mapping[str, Mapping[str, Any]],
     keep: int,
@@ -112,7 +119,7 @@ def fleet_cell(
 ) -> dict[str, Any]:
     """`fleet`: how many serve, what weights are required, whether this is a safe point, the running comparison."""
     return {
-        "serving": sum(cell.get("state") in SERVING for cell in cells.values()),
+        "serving": sum(serves(cell) for cell in cells.values()),
         "total": len(cells),
         "keep": keep,
         "required": {"version": required.version, "source": required.source},

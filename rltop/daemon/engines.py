@@ -340,8 +340,9 @@ class Engines:
             self._core.set(f"toggles/{engine_id}", None)
         else:
             before = self._core.table.get(key) or {}
-            seen = {"seen": self._core.now()} if cell.get("running") is not None else {}
-            told = {**trim(cell), **seen, "error": cell.get("error") or None}
+            told = {**trim(cell), "error": cell.get("error") or None}
+            if told.get("seen") is None:  # an adopted one that was not asked yet: as the daemon before saw it
+                told.pop("seen", None)
             self._core.set(key, {**carried(before, cell), **told, "id": engine_id, "owner": "rltop"})
             args = (self._core.table.get("run") or {}).get("args") or {}
             self._core.set(f"toggles/{engine_id}", toggle_cells(cell, self._offered(engine_id), trainer_sides(args)))

@@ -100,6 +100,13 @@ class Others:
             told = {"since": self._core.now(), "cause": "not asked yet"}
             self._core.set(f"engine/{at}", {**FLEET_KEYS, **facts, **more, **unknown, **told})
 
+    def hold(self, engine_id: str, who: str) -> None:
+        """It was paused, by whom; "": it goes on. Shown until it is another process, or tokens come again."""
+        if (engine := self._core.table.get(f"engine/{engine_id}")) is not None:
+            stopped = {"tokens_per_s": 0.0} if who and engine.get("tokens_per_s") else {}
+            paused = {"by": who, "since": self._core.now()} if who else None
+            self._core.update(f"engine/{engine_id}", paused=paused, **stopped)
+
     def _judge(self, key: str, engine: Mapping[str, Any], now: float) -> None:
         """State of a watched engine, from what the scraper saw last."""
         was, seen, error = engine["state"], engine.get("seen"), engine.get("error") or ""
@@ -136,7 +143,7 @@ class Others:
         started = info.get("startup_time")
         if self._started.setdefault(key, started) != started:
             self._started[key] = started
-            facts["generation"] = engine["generation"] + 1
+            facts |= {"generation": engine["generation"] + 1, "paused": None}
             self._asked[key] = (engine["url"], engine["generation"] + 1, float("inf"))
             text = f"engine {engine['id']} (others run it): it was restarted"
             self._core.event("engine", "warn", text, "daemon", id=engine["id"], **{"from": None, "to": now["state"]})

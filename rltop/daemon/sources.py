@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SCRAPE_S = 2.0
 TIMEOUT_S = 4.0
+AFTER_PAUSE_S = 5.0
+"""Of a scrape so soon after a pause the one before it may be older than the pause."""
 _QUIET = frozenset({"STOPPED", "CRASHED", "OFFLOADED", "LOST", "RECLAIMING", "BACKOFF", "QUARANTINED", "LAUNCHING"})
 _FIELDS = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length")
 
@@ -59,6 +61,8 @@ class EngineScraper:
         self._core = core
         self._scrape = scrape
         self._sleep = sleep
+        self._tokens: dict[str, float] = {}
+        """Engine -> tokens decoded so far, at the last scrape."""
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -81,6 +85,7 @@ class EngineScraper:
 
     async def _one(self, key: str, url: str) -> None:
         found: dict[str, Any] = dict.fromkeys(_FIELDS)
+        stats: EngineStats | None = None
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 stats = await self._scrape(url)
@@ -94,4 +99,21 @@ class EngineScraper:
                     found["weight_version"] = stats.weight_version
         engine = self._core.table.get(key)
         if engine is not None and engine.get("url") == url:  # it may have moved while we asked
-            self._core.set(key, {**engine, **found})
+            self._core.set(key, {**engine, **found, **self._held(key, engine, found, stats)})
+
+    def _held(
+        self, key: str, engine: dict[str, Any], found: dict[str, Any], stats: EngineStats | None
+    ) -> dict[str, Any]:
+        """Of an engine that somebody paused: no tokens per second (the gauge keeps its last value), until tokens come
+        again, which ends the pause: a weight update lets an engine go on."""
+        tokens = stats.decode_tokens_total if stats is not None else None
+        before = self._tokens.pop(key, None)
+        if tokens is not None:
+            self._tokens[key] = tokens
+        pause = engine.get("paused")
+        if not pause:
+            return {}
+        flow = tokens is not None and before is not None and tokens > before
+        if flow and self._core.now() - pause["since"] > AFTER_PAUSE_S:
+            return {"paused": None}
+        return {} if found["tokens_per_s"] is None else {"tokens_per_s": 0.0}

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rltop.engines.states import LIVE, State
+from rltop.engines.states import ANSWERING, DEAD, LIVE, SERVING, State
 
 if TYPE_CHECKING:
     from rltop.engines.supervisor import Engine
+
+SEEN_S = 5.0
+"""`seen` moves in such steps: an engine that idles is not told anew at every question."""
+_ASKED = ("probe", "progress", "trainer")
+"""Signals that come of being asked: nobody asks an engine that does not answer."""
 
 
 def engine_cell(engine: Engine) -> dict[str, Any]:
@@ -15,7 +20,12 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
     slot, record, watch = engine.slot, engine.record, engine.watch
     offset = engine.wall_offset()
     declared, process = record.declared, engine.process
-    found, stats = watch.verified, watch.stats
+    found = watch.verified
+    # Only an engine in the rotation is asked how it does: what another one said last is no number of now.
+    stats = watch.stats if slot.state in SERVING else None
+    problem = watch.stats.problem if watch.stats and not watch.stats.reachable and slot.state in LIVE else ""
+    hung = slot.state is State.SUSPECT and slot.escalated
+    pause = record.paused
     return {
         "id": engine.id,
         "owner": "rltop",
@@ -37,10 +47,12 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "pid": process.pid if process and slot.state in LIVE else None,
         "log": process.log if process else None,
         "version": record.version or None,
-        "model_path": (stats.model_path if stats else None) or declared.model_path,
+        "model_path": (watch.stats.model_path if watch.stats else None) or declared.model_path,
         "weight_version": watch.weight_version or None,
         "weight_digest": watch.weight_digest,
         "arm": record.arm,
+        "hung": hung,
+        "paused": {"by": pause.who, "since": pause.since} if pause and slot.state in ANSWERING else None,
         "signals": _signals(engine, offset),
         "toggles": {name: one.value for name, one in found.toggles.items()} if found else {},
         "wanted": engine.wanted(),
@@ -48,11 +60,13 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "verified": {name: one.source for name, one in found.toggles.items()} if found else {},
         "running": stats.running if stats else None,
         "queued": stats.queued if stats else None,
-        "tokens_per_s": stats.tokens_per_s if stats else None,
+        # The gauge keeps its last value in a hang, and in a pause.
+        "tokens_per_s": (0.0 if hung or pause else stats.tokens_per_s) if stats else None,
         "token_usage": stats.token_usage if stats else None,
         "cuda_graph": stats.cuda_graph if stats else None,
         "spec_accept_length": stats.spec_accept_length if stats else None,
-        "error": stats.problem if stats and not stats.reachable else "",
+        "seen": None if watch.seen is None else (watch.seen + offset) // SEEN_S * SEEN_S,
+        "error": problem,
     }
 
 
@@ -60,4 +74,11 @@ def _signals(engine: Engine, offset: float) -> dict[str, dict[str, Any]]:
     """The five, with times that do not move while they say the same."""
     now = engine.house.clock()
     found = engine.watch.health.signals(now, now + offset)
-    return {name: {**one, "t": round(one["t"], 2)} for name, one in found.items()}
+    state, told = engine.slot.state, {}
+    for name, one in found.items():
+        # What ended keeps what was wrong with it; that it was well once says nothing now.
+        past = state in DEAD and (one["ok"] or state is State.STOPPED)
+        if past or (name in _ASKED and one["ok"] is not None and state not in ANSWERING):
+            one = {"ok": None, "text": f"says nothing of an engine that is {state}", "t": engine.slot.since + offset}
+        told[name] = {**one, "t": round(one["t"], 2)}
+    return told

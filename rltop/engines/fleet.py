@@ -381,8 +381,10 @@ class Fleet:
                 await engine.client.flush_cache()
             case "pause":
                 await engine.client.pause("in_place")
+                engine.hold(request.who or "somebody")
             case "continue":
                 await engine.client.resume_generation()
+                engine.hold("")
             case "profile":
                 await engine.client.profile()
         return f"engine {request.target}: {request.action} done"

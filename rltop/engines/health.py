@@ -133,6 +133,8 @@ class EngineHealth:
     _paused_since: float | None = None
     _generated: float | None = None
     _generate_failed: str = ""
+    held: str = ""
+    """`paused by WHO`, while somebody's pause lasts."""
     _trainer: str = ""
     _dying: str = ""
     _odd: str = ""
@@ -183,6 +185,15 @@ class EngineHealth:
         """The trainer's requests to this engine fail, or succeed again."""
         self._trainer = "" if ok else brief(text or "its requests fail", 160)
         self._say("trainer", ok, self._trainer or "its requests are answered", now)
+
+    def flowed_since(self, then: float) -> bool:
+        """Whether a token was decoded, or a request ended, after `then`."""
+        return self._decoded is not None and self._decoded > then
+
+    def proved(self) -> None:
+        """It came into the rotation just now: what requests met before says nothing."""
+        self._trainer = ""
+        self._signals.pop("trainer", None)
 
     def read(self, log: EngineLog, news: Iterable[LogNews], now: float) -> None:
         """What is new in its log."""
@@ -306,12 +317,13 @@ class EngineHealth:
             return None
         if self._scraped is not None and now - self._scraped > OLD_S:
             self._unreachable_since = self._work_since = None
-            self._say("progress", None, "not asked lately", now)
+            for name in ("probe", "progress"):
+                self._say(name, None, "not asked lately", now)
             return None
         if verdict := self._silent(now, doubts):
             return verdict
-        if phase is Phase.PAUSED or (self._stats is not None and self._stats.paused):
-            return self._paused(now, doubts)
+        if self.held or phase is Phase.PAUSED or (self._stats is not None and self._stats.paused):
+            return self._paused(phase, now, doubts)
         self._paused_since = None
         return self._stalled(now, doubts)
 
@@ -328,12 +340,13 @@ class EngineHealth:
         doubts.append(f"no route answers ({probe})")
         return None
 
-    def _paused(self, now: float, doubts: list[str]) -> Verdict | None:
+    def _paused(self, phase: Phase, now: float, doubts: list[str]) -> Verdict | None:
         if self._paused_since is None:
             self._paused_since = now
         paused = now - self._paused_since
         self._work_since = None  # work is counted anew when the pause is over
-        self._say("progress", None, "paused for a weight update", now)
+        why = self.held or ("paused for a weight update" if phase is Phase.PAUSED else "paused: it holds its requests")
+        self._say("progress", None, why, now)
         if paused >= self.limits.paused_s:
             doubts.append(f"it has been paused for {_over(paused)}")
         return None

@@ -244,7 +244,9 @@ def _judge(slot: Slot, event: Doubt | Trust | Hang, now: float) -> Outcome:
                 return ended, (Action.EVIDENCE, *actions)
             if slot.state is State.SUSPECT and slot.escalated:
                 return replace(slot, cause=cause), ()
-            return replace(_to(slot, State.SUSPECT, now, cause), escalated=True), (Action.ALARM,)
+            # Of one that was in doubt already it is the same trouble, known better: it lasts as long as before.
+            doubted = slot if slot.state is State.SUSPECT else _to(slot, State.SUSPECT, now, cause)
+            return replace(doubted, cause=cause, escalated=True, deadline=None), (Action.ALARM,)
 
 
 def _rollout(slot: Slot, now: float) -> Slot:

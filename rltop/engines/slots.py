@@ -31,6 +31,14 @@ SCHEMA = 1
 FILE = "slot.json"
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """A pause that a person asked for."""
+
+    who: str
+    since: float
+    """On the wall clock."""
+
+
 class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a later daemon must know of one slot."""
 
@@ -60,6 +68,8 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of `generation`; None: not started yet, or nothing is left of it."""
     unproven: tuple[int, ...] = ()
     """Generations that were given up with their node, never seen dead: they may still hold the slot's lock there."""
+    paused: Pause | None = None
+    """Of `generation`: somebody asked it to hold its requests."""
     emptied: bool = False
     """Its memory was released since it got weights: its label says nothing until they are pushed or loaded again."""
     version: str = ""

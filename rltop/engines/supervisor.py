@@ -26,7 +26,7 @@ from rltop.engines.house import House
 from rltop.engines.launcher import Launched, Launcher, LaunchSpec
 from rltop.engines.machine import step, toward
 from rltop.engines.requests import VERSION, Config, Required
-from rltop.engines.slots import SlotRecord, remembered
+from rltop.engines.slots import Pause, SlotRecord, remembered
 from rltop.engines.states import (
     ANSWERING,
     LIVE,
@@ -34,6 +34,7 @@ from rltop.engines.states import (
     Action,
     Event,
     Goal,
+    Hang,
     Ready,
     Reclaimed,
     Released,
@@ -53,6 +54,9 @@ FAST_S = 0.05
 """While something is under way: it is waited for by people."""
 MOVING_S = 10.0
 """A state that lasts longer is not waited for by the moment."""
+AFTER_PAUSE_S = 3.0
+"""Tokens that come later end a pause that somebody asked for: a weight update lets its engines go on. Until then the
+counters may still tell of what was made before it."""
 _STEADY = frozenset(
     {State.STOPPED, State.HEALTHY, State.SUSPECT, State.OFFLOADED, State.BACKOFF, State.QUARANTINED, State.LOST}
 )
@@ -161,8 +165,11 @@ class Engine:
         self.publish()
 
     def trainer_saw(self, generation: int, ok: bool, text: str) -> None:
-        """Of an older generation: no news."""
-        if generation == self.slot.generation:
+        """Of an older generation: no news. Nor is a failure while it was not in the rotation (it was being found again,
+        or drained), or that it is gone while we see that it lives."""
+        alive = self.watch.look is not None and self.watch.look.alive
+        beside = not ok and (self.slot.state not in SERVING or (alive and text.startswith("gone:")))
+        if generation == self.slot.generation and not beside:
             self.watch.health.trainer_saw(ok, text, self.house.clock())
             self.wake()
 
@@ -179,6 +186,12 @@ class Engine:
         wanted = self.house.required()
         version, digest = self._pushed
         return replace(wanted, digest=digest) if digest and not wanted.digest and version == wanted.version else wanted
+
+    def hold(self, who: str) -> None:
+        """It was paused, by whom; "": it goes on."""
+        pause = Pause(who, round(self.house.wall(), 2)) if who else None
+        self.write(self.record.changed(paused=pause))
+        self.wake()
 
     def rollout_done(self) -> None:
         """It survived one more."""
@@ -251,6 +264,8 @@ class Engine:
         if isinstance(event, Reclaimed):
             record = record.changed(process=None)
         record = record.noted(slot)
+        if record.paused is not None and slot.state not in LIVE:
+            record = record.changed(paused=None)
         if record.changed(cause=self.record.cause) == self.record:
             self.record = record  # a cause that counts seconds is not worth a write
         elif not self.write(record) and Action.SPAWN in actions:
@@ -284,6 +299,8 @@ class Engine:
         self.house.tell(level, text, self.id, before.value, slot.state.value)
         if before in SERVING and slot.state not in SERVING:
             self.house.left(self.id, slot.state is State.CRASHED or slot.failing is not None)
+        if slot.state is State.HEALTHY and before not in SERVING:
+            self.watch.health.proved()
         if slot.state is State.LAUNCHING:
             self.process, self.watch = None, Watch(self.record.declared.kind, self.house.known)
             self._told.clear()
@@ -323,8 +340,14 @@ class Engine:
             self.fire(event)
 
     def _judge(self) -> None:
-        now, state = self.house.clock(), self.slot.state
+        now, state, pause = self.house.clock(), self.slot.state, self.record.paused
+        if pause is not None and self.watch.health.flowed_since(pause.since - self.wall_offset() + AFTER_PAUSE_S):
+            self.write(self.record.changed(paused=None))
+            pause = None
+        self.watch.health.held = f"paused by {pause.who}" if pause else ""
         event = self.watch.judge(state, updating=self.house.updating(), now=now)
+        if isinstance(event, Hang) and self.slot.policy.on_hang == "alarm":
+            event = Hang(f"{event.cause}; rltop engine restart --engine {self.id} ends it and starts it anew")
         if event is not None:
             self.fire(event)
 

@@ -63,6 +63,8 @@ class Watch:
         self.log = EngineLog(known=known)
         self.log_head = b""
         self.health = EngineHealth(STAND_IN if kind == "cpu" else HealthLimits())
+        self.seen: float | None = None
+        """When its routes last answered."""
         self.look: Look | None = None
         self.stats: EngineStats | None = None
         self.verified: chores.Verified | None = None
@@ -160,6 +162,7 @@ class Watch:
     def scraped(self, stats: EngineStats, required: Required | None, now: float) -> Event | None:
         """An answer of its routes. required: what it must hold while it serves; None: not to be judged now."""
         self.stats = stats
+        self.seen = now if stats.reachable else self.seen
         self.health.scraped(stats, now)
         if stats.weight_version is not None:
             self.holds(stats.weight_version)

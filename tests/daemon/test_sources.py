@@ -46,6 +46,24 @@ async def test_a_good_scrape_fills_in_what_is_known_and_leaves_the_rest_unknown(
     assert (engine["queued"], engine["cuda_graph"], engine["error"], engine["seen"]) == (None, None, None, 1000.0)
 
 
+async def test_a_paused_engine_makes_no_tokens_whatever_its_gauge_says_until_its_counter_moves() -> None:
+    fleet = Fleet()
+    fleet.add("0", paused={"by": "ana", "since": 999.0})
+    for now, tokens, paused in (
+        (1000.0, 10.0, True),
+        (1002.0, 12.0, True),
+        (1006.0, 12.0, True),
+        (1008.0, 15.0, False),
+    ):
+        fleet.core.time = now
+        fleet.answers["http://h:0"] = EngineStats(
+            url="", reachable=True, running=2, tokens_per_s=90.5, decode_tokens_total=tokens
+        )
+        await fleet.scraper.once()
+        engine = fleet.engine("0")
+        assert (engine["tokens_per_s"], bool(engine["paused"])) == ((0.0, True) if paused else (90.5, False)), now
+
+
 @pytest.mark.parametrize(
     "answer", [OSError("connection refused"), EngineStats(url="", reachable=False, problem="connection refused")]
 )

@@ -259,6 +259,8 @@ class FakeLauncher:
                 return httpx.Response(200, json={"success": True, "message": ""})
             case "/weights_checker":
                 return httpx.Response(200, json={"ranks": [{"per_gpu_checksum": f"digest of {process.version}"}]})
+            case "/pause_generation" | "/continue_generation":
+                return httpx.Response(200, json={})
             case "/abort_request":
                 process.aborted += process.running
                 process.running = 0

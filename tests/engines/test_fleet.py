@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rltop.daemon.engine_view import serves
+from rltop.engines.cell import SEEN_S
 from rltop.engines.fleet import (
     Ab,
     AbEnd,
     Config,
     EngineSlot,
     FleetPolicy,
+    Http,
     Required,
     Restart,
     Revert,
@@ -410,8 +413,97 @@ def test_work_without_progress_is_told_and_not_killed_although_every_route_answe
             await world.until(lambda: any("hung" in text for level, text in world.told if level == "error"))
             await asyncio.sleep(300)
             assert process.alive
+            cell = world.cells["0"]
+            assert (cell["hung"], cell["running"], cell["tokens_per_s"]) == (True, 2, 0.0)
+            assert "rltop engine restart --engine 0" in cell["cause"]
+            assert not serves(cell), "it is asked and does not answer"
+            told = next(text for level, text in world.told if level == "error")
+            assert "SUSPECT since 12 s: hung" in told, "in doubt since 3 s without a token, hung after 15 s"
             process.flowing = True
             await world.until_state("0", "HEALTHY", limit_s=30)
+            assert serves(world.cells["0"])
+
+    run_fleet(main)
+
+
+def test_an_engine_that_does_not_serve_has_no_numbers_and_nothing_good_to_say(world: World) -> None:
+    numbers = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length", "error")
+
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            for name in ("0", "1"):
+                world.launcher.at(name).running = 3
+                fleet.trainer_saw(name, 1, True, "")
+            await world.until(lambda: all(cell["running"] == 3 for cell in world.cells.values()))
+            assert world.cells["0"]["signals"]["trainer"]["ok"] is True
+            await world.do(fleet, Stop(targets=("1",)))
+            world.launcher.at("0").end(-9)
+            await world.until_state("0", "BACKOFF")
+            for name, process_is in (("0", False), ("1", None)):
+                cell = world.cells[name]
+                assert [cell[key] or None for key in numbers] == [None] * len(numbers), cell["state"]
+                said = {key: one["ok"] for key, one in cell["signals"].items()}
+                assert said.pop("process") is process_is
+                assert set(said.values()) <= {None, False}, cell["state"]
+
+    run_fleet(main)
+
+
+def test_a_pause_is_shown_with_who_and_since_until_it_ends(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            process = world.launcher.at("0")
+            process.running = 2
+            await asyncio.sleep(5)
+            process.flowing = False
+            asked = world.launcher.now() + 1.8e9
+            await world.do(fleet, Http(target="0", action="pause", who="ana"))
+            await world.until(lambda: world.cells["0"]["paused"])
+            assert world.cells["0"]["paused"]["by"] == "ana"
+            assert abs(world.cells["0"]["paused"]["since"] - asked) < 1
+            await asyncio.sleep(60)
+            cell = world.cells["0"]
+            assert (cell["state"], cell["tokens_per_s"], serves(cell)) == ("HEALTHY", 0.0, False)
+            assert cell["signals"]["progress"] | {"t": 0} == {"ok": None, "text": "paused by ana", "t": 0}
+        async with world.fleet() as fleet:
+            await world.until_state("0", "HEALTHY")
+            await asyncio.sleep(20)
+            assert world.cells["0"]["paused"]["by"] == "ana", "the next daemon knows of it"
+            await world.do(fleet, Http(target="0", action="continue", who="bo"))
+            await world.until(lambda: not world.cells["0"]["paused"], 2.0)
+            await world.do(fleet, Http(target="0", action="pause", who="ana"))
+            await asyncio.sleep(10)
+            assert world.cells["0"]["paused"]
+            process.flowing = True  # a weight update let it go on
+            await world.until(lambda: not world.cells["0"]["paused"], 10.0)
+            await world.do(fleet, Http(target="0", action="pause", who="ana"))
+            await world.do(fleet, Restart(targets=("0",)))
+            assert not world.cells["0"]["paused"], "of the process before"
+
+    run_fleet(main)
+
+
+def test_what_the_trainers_requests_met_counts_for_a_generation_while_it_is_in_the_rotation(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            fleet.trainer_saw("0", 1, False, "gone: its process is gone")
+            await asyncio.sleep(5)
+            assert world.state("0") == "HEALTHY", "we see that it lives"
+            fleet.trainer_saw("0", 1, False, "refused: no connection")
+            await world.until_state("0", "SUSPECT", 5.0)
+        world.launcher.at("0").mute = True
+        async with world.fleet() as fleet:
+            # The trainer lost sight of it with the daemon, and says so to the next one.
+            await world.until(lambda: world.state("0") == "WARMING")
+            fleet.trainer_saw("0", 1, False, "refused: no connection")
+            world.launcher.at("0").mute = False
+            await world.until_state("0", "HEALTHY")
+            await asyncio.sleep(10)
+            assert world.state("0") == "HEALTHY"
+            assert world.cells["0"]["signals"]["trainer"]["ok"] is None
 
     run_fleet(main)
 
@@ -632,9 +724,13 @@ def test_a_cell_that_says_the_same_is_shown_once(world: World) -> None:
         async with world.fleet() as fleet:
             await world.start(fleet, 1)
             await asyncio.sleep(30)
-            shown = world.shown
+            shown, before = world.shown, world.cells["0"]
             await asyncio.sleep(30)
-            assert world.shown == shown
+            # Only when it was last seen moves on, in steps: an idle engine is asked like every other.
+            now = world.cells["0"]
+            assert world.shown - shown == 30 / SEEN_S
+            assert {**now, "seen": None} == {**before, "seen": None}
+            assert 29 <= now["seen"] - before["seen"] <= 31
 
     run_fleet(main)
 

@@ -175,6 +175,12 @@ def test_one_bad_probe_only_makes_an_engine_suspect() -> None:
     assert step(slot, Trust(), 7.0)[0].state is State.HEALTHY
 
 
+def test_doubt_that_becomes_a_hang_lasts_as_long_as_before() -> None:
+    slot, _ = step(in_state(State.HEALTHY), Doubt("no token in 20 s"), 5.0)
+    slot, actions = step(slot, Hang("no token in 120 s"), 105.0)
+    assert (slot.since, slot.cause, slot.escalated, actions) == (5.0, "no token in 120 s", True, (Action.ALARM,))
+
+
 def test_a_hang_alarms_once_and_kills_nothing() -> None:
     slot, actions = step(in_state(State.HEALTHY), Hang("no token in 60 s"), 1.0)
     assert (slot.state, actions) == (State.SUSPECT, (Action.ALARM,))
