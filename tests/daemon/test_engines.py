@@ -58,11 +58,14 @@ def until(run: RunInfo, matches: Callable[[dict[str, Any]], Any]) -> dict[str, A
 
 
 def processes(run: str) -> list[psutil.Process]:
-    """Living processes of the run's engines."""
+    """Living processes of the engines of this very run; another on this machine may have its name."""
+    folder = str(find_run(run).path)
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("RLTOP_ENGINE", "").startswith(f"{run}/") and process.status() != "zombie":
+            variables = process.environ()
+            ours = variables.get("RLTOP_ENGINE", "").startswith(f"{run}/")
+            if ours and variables.get("RLTOP_ENGINE_DIR", "").startswith(folder) and process.status() != "zombie":
                 found.append(process)
         except psutil.Error:
             continue
