@@ -88,6 +88,22 @@ def whole_text(event: LogEvent) -> str:
 
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|<string>|/torch/|^torch/|^ray/|/triton/")
 _UNKNOWN: Owner = ""
+_LIFE = re.compile(r"(?:^|/)engines/(?P<engine>[^/]{1,80})/(?P<generation>\d{1,9})/[^/]+$")
+
+
+def engine_life(source: str) -> tuple[str, int] | None:
+    """(engine, generation) of a log that one process of an engine wrote: `engines/<id>/<generation>/…`."""
+    found = _LIFE.search(source)
+    return (found["engine"], int(found["generation"])) if found else None
+
+
+def of_life(events: Iterable[LogEvent], one: LogEvent) -> tuple[LogEvent, ...]:
+    """Those events that may be of the same process of an engine as `one`: where every process has a log of its own,
+    the lines of the others say nothing about it."""
+    life = engine_life(one.where.source)
+    if life is None:
+        return tuple(events)
+    return tuple(event for event in events if engine_life(event.where.source) in (life, None))
 
 
 def side(obs: Observations, event: LogEvent) -> Owner:

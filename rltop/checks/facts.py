@@ -159,6 +159,17 @@ def fires(obs: Observations, *ids: str) -> tuple[Verdict, ...]:
     )
 
 
+def owned(obs: Observations, engine: object = None) -> tuple[str, ...]:
+    """Ids of the engines that rltop started itself; with `engine`, that one if it is among them.
+
+    Advice for these names rltop's own tools: flags of the trainer do nothing to them.
+    """
+    ids = tuple(fact.id for fact in obs.engines if fact.owned)
+    if engine is None:
+        return ids
+    return (str(engine),) if str(engine) in ids else ()
+
+
 NO_TRAINER = "rollout-only mode has no trainer"
 """Cause of a skip."""
 NO_ENGINE = "train-only mode starts no engine"

@@ -7,9 +7,10 @@ every peer reports something; so the earliest by time over all ranks is the faul
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rltop.checks.events import frames, newest, number, of_kind, side, word
+from rltop.checks.events import engine_life, frames, newest, number, of_kind, of_life, side, word
 from rltop.checks.found import LogEvent, Owner
 from rltop.checks.observe import Observations
 
@@ -42,6 +43,12 @@ class Fault:
     xids: tuple[LogEvent, ...]
     cascades: tuple[LogEvent, ...]
     since_start_s: float | None
+    generation: int | None = None
+    """Of the engine's process, where each has a log of its own."""
+    rehearsal: str = ""
+    """Name of the injected fault that it is."""
+    again: tuple[LogEvent, ...] = ()
+    """First lines of later faults of the same engine, one for each of its processes that had one."""
 
 
 def first_fault(obs: Observations) -> Fault | None:
@@ -53,16 +60,64 @@ def first_fault(obs: Observations) -> Fault | None:
     return found
 
 
+def engine_faults(obs: Observations) -> tuple[Fault, ...]:
+    """The first fault, and where every process of an engine has a log of its own, the first one of each other engine.
+
+    A process that crashes minutes after another one is no cascade of it.
+    """
+    first = first_fault(obs)
+    if first is None:
+        return ()
+    found, told = [first], {_engine(first.event)}
+    for lines in _lives(obs):
+        if (engine := _engine(lines[0])) is not None and engine not in told and side(obs, lines[0]) == "engine":
+            told.add(engine)
+            found.append(_fault(obs, lines))
+    return tuple(found)
+
+
+def _engine(event: LogEvent) -> str | None:
+    life = engine_life(event.where.source)
+    return life[0] if life else None
+
+
+def _lives(obs: Observations) -> list[list[LogEvent]]:
+    """Reports of illegal accesses by the process of an engine that made them; those of all others are one group. In
+    order of their first one. What a dying process repeats (`what(): ...`) is the same fault once more, so it is not
+    first where there is another line."""
+    groups: dict[tuple[str, int] | None, list[LogEvent]] = {}
+    for event in of_kind(obs, "ima"):
+        groups.setdefault(engine_life(event.where.source), []).append(event)
+    for life, events in groups.items():
+        own = [event for event in events if word(event, "from") != "terminate"] or events
+        groups[life] = [own[0], *(event for event in events if event is not own[0])]
+    return sorted(groups.values(), key=lambda events: (word(events[0], "from") == "terminate", events[0].order))
+
+
 def _first_fault(obs: Observations) -> Fault | None:
-    everything = of_kind(obs, "ima")
-    # What a dying process repeats (`what(): ...`) is the same fault once more.
-    own = [event for event in everything if word(event, "from") != "terminate"] or list(everything)
-    if not own:
-        return None
-    first = own[0]
-    owner = side(obs, first)
-    memory = [e for e in of_kind(obs, "prefill", "decode", "engine_stage") if number(e, "avail_gb") is not None]
+    lives = _lives(obs)
+    return _fault(obs, lives[0]) if lives else None
+
+
+def _fault(obs: Observations, lines: Sequence[LogEvent]) -> Fault:
+    """lines: all reports of one process (or of all that have no log of their own), the fault first."""
+    first = lines[0]
+    owner, engine, life = side(obs, first), _engine(first), engine_life(first.where.source)
+    memory = [
+        e
+        for e in of_life(of_kind(obs, "prefill", "decode", "engine_stage"), first)
+        if number(e, "avail_gb") is not None
+    ]
     free_at = newest(memory, first)
+    strikes = [
+        e
+        for e in of_kind(obs, "injected")
+        if e.where.source == first.where.source and word(e, "what") == "strikes" and e.order <= first.order
+    ]
+    later = [one[0] for one in _lives(obs) if one[0].order > first.order]
+    again = tuple(one for one in later if engine is not None and _engine(one) == engine)
+    # Without a log for each process nothing tells another process's fault from this one's consequences.
+    peers = [] if life is not None else [e for one in _lives(obs) if one[0] is not first for e in one]
     return Fault(
         event=first,
         owner=owner,
@@ -71,8 +126,11 @@ def _first_fault(obs: Observations) -> Fault | None:
         free_at=free_at,
         kernel=_kernel(obs, first),
         xids=of_kind(obs, "xid"),
-        cascades=tuple(event for event in everything if event is not first),
+        cascades=(*lines[1:], *peers),
         since_start_s=_since_start(obs, first),
+        generation=life[1] if life else None,
+        rehearsal=word(strikes[-1], "fault") if strikes else "",
+        again=again,
     )
 
 
@@ -84,7 +142,10 @@ def _kernel(obs: Observations, first: LogEvent) -> str:
 
 
 def _since_start(obs: Observations, first: LogEvent) -> float | None:
-    starts = [e.time for e in of_kind(obs, "engine_stage", "startup") if e.time is not None and e.order < first.order]
+    lines = of_kind(obs, "engine_stage", "startup")
+    if engine_life(first.where.source) is not None:  # another engine, or an earlier process of it, started otherwise
+        lines = tuple(e for e in lines if e.where.source == first.where.source)
+    starts = [e.time for e in lines if e.time is not None and e.order < first.order]
     starts += [log.first_time for log in obs.logs if log.source == first.where.source and log.first_time is not None]
     if first.time is None or not starts:
         return None
@@ -98,8 +159,9 @@ def engine_phase(obs: Observations, first: LogEvent) -> str:
         return "capture"
     if _REPLAY.search(path):
         return "replay"
-    stages = [e for e in of_kind(obs, "engine_stage") if e.order < first.order and side(obs, e) in ("engine", "")]
-    batches = [e for e in of_kind(obs, "prefill", "decode") if e.order < first.order]
+    told = of_life(of_kind(obs, "engine_stage"), first)
+    stages = [e for e in told if e.order < first.order and side(obs, e) in ("engine", "")]
+    batches = [e for e in of_life(of_kind(obs, "prefill", "decode"), first) if e.order < first.order]
     last_stage = stages[-1] if stages else None
     last_batch = batches[-1] if batches else None
     if last_stage and (last_batch is None or last_batch.order < last_stage.order):
@@ -122,7 +184,7 @@ def engine_phase(obs: Observations, first: LogEvent) -> str:
 def _woken(obs: Observations, first: LogEvent, last_batch: LogEvent | None) -> bool:
     wakes = [
         e
-        for e in of_kind(obs, "resume", "release", "http")
+        for e in of_life(of_kind(obs, "resume", "release", "http"), first)
         if e.order < first.order and (e.kind != "http" or word(e, "path").startswith(_WAKE_PATHS))
     ]
     return bool(wakes) and (last_batch is None or last_batch.order < wakes[-1].order)

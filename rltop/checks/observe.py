@@ -152,6 +152,21 @@ class PhaseEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCrash:
+    """An end of an engine that nobody asked for, as rltop saw it, whose engine it is."""
+
+    number: int
+    """Of this engine, from 1 on."""
+    generation: int
+    fingerprint: str
+    cause: str
+    """In words; a rehearsal says so."""
+    time: float | None = None
+    rollout: int | None = None
+    """The newest rollout that had begun by then."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFact:
     """Newest known state of an engine."""
 
@@ -165,6 +180,16 @@ class EngineFact:
     model_path: str = ""
     time: float | None = None
     where: Where | None = None
+    owned: bool = False
+    """rltop started it, watches it and can start it again; what it says of it is no guess from log lines."""
+    survived: int = 0
+    """Rollouts that ended while this generation lived. Of an owned one, like all that follows."""
+    since: float | None = None
+    """When it came into its state."""
+    cause: str = field(default="", compare=False)
+    """Why it is in its state."""
+    crashes: tuple[EngineCrash, ...] = ()
+    """The newest ones, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +320,9 @@ class Observations:
     moved: float | None = None
     """When the daemon last saw anything of the run move, on the clock of `now`: a record, a timer or batch line, a
     metric. Time in which the daemon itself stood still, and time after the end of the run, is left out."""
+    rollouts_by: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
+    """Of a live run, (source, line) of a line that tells of a death -> the newest rollout that was made by then (-1:
+    none), noted when the line was new: the metrics of a long run are thinned, and can not be counted later."""
     injected_faults: tuple[str, ...] = ()
     """Faults injected on purpose. Shown beside the verdicts; no rule looks at them."""
     launch: bool = False

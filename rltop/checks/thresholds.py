@@ -148,6 +148,11 @@ class Thresholds:
     # -- engine.not-ready, engine.died
     not_ready_s: float = 300.0
     """So long after all engines are ready a router without workers will never have any."""
+    died_clear_rollouts: int = 6
+    """An engine that rltop started again after a crash and that lasted for so many rollouts is no warning any more (as
+    many as a fleet asks for before it forgets a crash) ..."""
+    died_clear_s: float = 1800.0
+    """... nor is one that has served for so long, where no rollouts are made."""
 
     # -- engine.health-timeout
     health_window_s: float = 30.0

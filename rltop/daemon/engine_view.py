@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 SCRAPED = ("running", "queued", "tokens_per_s", "token_usage", "cuda_graph", "spec_accept_length", "seen", "error")
 MOST_OFFERS = 64
+MOST_CRASHES = 8
+MOST_CAUSE = 400
+"""Characters of a crash's cause."""
+CRASHED = frozenset({"CRASHED", "BACKOFF", "QUARANTINED"})
 SERVING = frozenset({"HEALTHY", "SUSPECT"})
 FLEET_KEYS: Mapping[str, Any] = {
     "owner": "other",
@@ -34,6 +38,8 @@ FLEET_KEYS: Mapping[str, Any] = {
     "previous_generation": None,
     "hung": False,
     "paused": None,
+    "survived": None,
+    "crashes": [],
 }
 """What `engine/<id>` has beside the fields of an `engine` record and the scraped ones, and what stands there for an
 engine of which nobody knows more."""
@@ -43,6 +49,28 @@ def carried(before: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any
     """What stays of an engine's cell under the fleet's new words: the scraped numbers, if it is the same process."""
     same = before.get("generation") == cell.get("generation")
     return {**FLEET_KEYS, **{name: before.get(name) if same else None for name in SCRAPED}}
+
+
+def crashes(
+    before: Mapping[str, Any], cell: Mapping[str, Any], now: float, rollout: int | None
+) -> list[dict[str, Any]]:
+    """The cell's `crashes`: the newest ends that nobody asked for, oldest first, each with its number, generation, time
+    (wall clock, seconds), fingerprint, cause and the newest rollout that had begun.
+
+    before: the cell so far. A crash is told once, whichever of the states that follow one is seen first; what is known
+    better when the process has ended (another fingerprint) replaces what its log let expect.
+    """
+    known = [dict(one) for one in before.get("crashes") or ()]
+    if cell.get("state") not in CRASHED or not cell.get("fingerprint"):
+        return known
+    told = {"fingerprint": str(cell["fingerprint"]), "cause": str(cell.get("cause") or "")[:MOST_CAUSE]}
+    if known and known[-1]["generation"] == cell.get("generation"):
+        if cell["state"] == "CRASHED" and known[-1]["fingerprint"] != told["fingerprint"]:
+            known[-1] |= told
+        return known
+    number = known[-1]["number"] + 1 if known else 1
+    one = {"number": number, "generation": cell.get("generation"), "t": now, "rollout": rollout, **told}
+    return [*known, one][-MOST_CRASHES:]
 
 
 Launch = tuple[Sequence[str], Mapping[str, str], str]

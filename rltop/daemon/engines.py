@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rltop.daemon.core import Core, trim
-from rltop.daemon.engine_view import Offers, carried, fleet_cell, toggle_cells, trainer_sides
+from rltop.daemon.engine_view import Offers, carried, crashes, fleet_cell, toggle_cells, trainer_sides
 from rltop.engines.requests import FleetPlan, Refused, Request, Required, StartEngines
 from rltop.errors import RltopError
 
@@ -343,6 +343,8 @@ class Engines:
             told = {**trim(cell), "error": cell.get("error") or None}
             if told.get("seen") is None:  # an adopted one that was not asked yet: as the daemon before saw it
                 told.pop("seen", None)
+            rollout = (self._core.table.get("phase") or {}).get("rollout_id")
+            told["crashes"] = crashes(before, cell, self._core.now(), rollout)
             self._core.set(key, {**carried(before, cell), **told, "id": engine_id, "owner": "rltop"})
             args = (self._core.table.get("run") or {}).get("args") or {}
             self._core.set(f"toggles/{engine_id}", toggle_cells(cell, self._offered(engine_id), trainer_sides(args)))

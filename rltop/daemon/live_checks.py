@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from rltop.checks.evaluate import evaluate
+from rltop.checks.found import LogEvent
 from rltop.checks.keep import KeptSamples, KeptSyncs, RolloutKey
 from rltop.checks.known import KnownCrash
 from rltop.checks.observe import (
     Args,
+    EngineCrash,
     EngineFact,
     EngineSync,
     MetricRow,
@@ -64,10 +66,12 @@ MOST_LINES = 200
 MOST_ABORTS = 32
 MOST_ENGINES = 4_096
 MOST_EVIDENCE_ROLLOUTS = 4_096
+MOST_ROLLOUTS = 4_096
 JUDGE_EVERY_S = 30.0
 """So often a run in which nothing moves is judged again."""
 _MOVING = frozenset({"run", "metrics", "samples", "weights", "phase"})
 """Kinds of records that show that the run moves. An engine's state and log lines also come from one that does not."""
+_DEATHS = frozenset({"death", "oom_killer", "health"})
 _MOVING_LINES = ("timer", "prefill", "decode", "iteration", "startup", "engine_stage", "placement_bundle")
 _MODEL_TEXT = ("First rollout sample:", "Finish rollout:")
 
@@ -94,6 +98,10 @@ class LiveChecks:
         self._report: Report | None = None
         self._news = False
         self._logs = Logs()
+        self._owned: dict[str, EngineFact] = {}
+        self._rollouts: deque[tuple[float, int]] = deque(maxlen=MOST_ROLLOUTS)
+        """(when it was told, id) of the newest rollouts."""
+        self._rollouts_by: dict[tuple[str, int | None], int] = {}
         self._stillness = Stillness()
         self._now: float | None = None
         self._judged_at = 0.0
@@ -122,8 +130,32 @@ class LiveChecks:
         if _movements(logs) != _movements(self._logs):
             self._moved()
         self._logs = logs
+        for event in logs.events:
+            self._note_death(event)
         self._report = None
         self._news = True
+
+    def _note_death(self, event: LogEvent) -> None:
+        """Remember how far the run was, while that is known exactly."""
+        at = (event.where.source, event.where.line)
+        if event.kind not in _DEATHS or at in self._rollouts_by or len(self._rollouts_by) >= MOST_LINES:
+            return
+        by_then = [number for time, number in self._rollouts if event.time is None or time <= event.time]
+        self._rollouts_by[at] = by_then[-1] if by_then else -1
+
+    def see_engines(self, cells: Iterable[Mapping[str, Any]]) -> None:
+        """Take the engines that rltop owns, with their crashes, as the fleet tells them. Never raises for content."""
+        found: dict[str, EngineFact] = {}
+        for cell in cells:
+            if cell.get("owner") == "rltop" and len(found) < MOST_ENGINES:
+                try:
+                    found[str(cell["id"])] = _owned(cell)
+                except (KeyError, TypeError, ValueError):
+                    self._problems["engine"] += 1
+        changed, self._owned = found != self._owned, found
+        if changed:
+            self._report = None
+            self._news = True
 
     def tick(self, now: float, *, going: bool) -> None:
         """Time goes on, about once a second. now: wall clock, seconds; going: the run has not ended."""
@@ -169,7 +201,8 @@ class LiveChecks:
             samples=self._samples.all(),
             syncs=tuple(self._syncs.all()),
             phases=tuple(self._phases),
-            engines=tuple(self._engines.values()),
+            engines=tuple({**self._engines, **self._owned}.values()),
+            rollouts_by=dict(self._rollouts_by),
             lines=(*self._aborts, *self._lines),
             now=self._now,
             moved=None if self._now is None else self._now - self._stillness.seconds,
@@ -252,6 +285,8 @@ class LiveChecks:
         series = self._series.setdefault((axis, on_policy, slot), ThinSeries())
         notable = _is_notable(row, on_policy, self._thresholds)
         series.append(row, notable=notable)
+        if axis == "rollout":
+            self._rollouts.append((record.wall, row.step if row.rollout_id is None else row.rollout_id))
         if notable:
             self._mark((segment, metrics.rollout_id if metrics.rollout_id is not None else metrics.step))
 
@@ -351,6 +386,29 @@ class LiveChecks:
     def _mark(self, key: RolloutKey) -> None:
         if len(self._evidence) < MOST_EVIDENCE_ROLLOUTS:
             self._evidence.add(key)
+
+
+def _owned(cell: Mapping[str, Any]) -> EngineFact:
+    """An engine of the fleet, from its cell. Raises KeyError, TypeError or ValueError for one that is odd."""
+    return EngineFact(
+        id=str(cell["id"]),
+        kind=str(cell.get("kind") or ""),
+        state=str(cell.get("state") or ""),
+        generation=int(cell.get("generation") or 0),
+        version=str(cell.get("version") or ""),
+        weight_version=str(cell.get("weight_version") or ""),
+        model_path=str(cell.get("model_path") or ""),
+        owned=True,
+        survived=int(cell.get("survived") or 0),
+        since=cell.get("since"),
+        cause=str(cell.get("cause") or ""),
+        crashes=tuple(
+            EngineCrash(
+                one["number"], one["generation"], one["fingerprint"], one["cause"], one.get("t"), one.get("rollout")
+            )
+            for one in cell.get("crashes") or ()
+        ),
+    )
 
 
 def _movements(logs: Logs) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ time: the daemon's loop only hands over what they need.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import msgspec
@@ -50,6 +50,9 @@ class Checks(Protocol):
 
     def see_logs(self, logs: Logs) -> None:
         """See what the run's logs say by now."""
+
+    def see_engines(self, cells: Iterable[Mapping[str, Any]]) -> None:
+        """See the cells `engine/<id>` as they are now."""
 
     def tick(self, now: float, *, going: bool) -> None:
         """Know what time it is (wall clock, seconds), and whether the run goes on."""
@@ -151,6 +154,8 @@ class Verdicts:
         if self._checks is not None:
             going = (self._core.table.get("run") or {}).get("state") not in _OVER
             try:
+                table = self._core.table
+                self._checks.see_engines([table.get(key) or {} for key in table.keys("engine/")])
                 self._checks.tick(self._core.now(), going=going)
             except Exception as error:
                 self._failed("the checks could not take the time", error)

@@ -39,6 +39,7 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "generation": slot.generation,
         "previous_generation": record.before_generation,
         "restarts": slot.restarts,
+        "survived": slot.rollouts,
         "backoff_until": slot.deadline + offset if slot.state is State.BACKOFF and slot.deadline else None,
         "stage": engine.stage,
         "pending": engine.pending or engine.waits,

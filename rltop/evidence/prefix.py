@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from rltop.checks.events import engine_life
 from rltop.checks.found import Owner
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -75,8 +76,10 @@ def owner_of_actor(name: str) -> Owner:
     return next((owner for pattern, owner in _OWNERS if pattern.search(name)), "")
 
 
-def owner_of_file(name: str) -> tuple[Owner, int | None, int | None]:
-    """(owner, rank, engine) by a log's file name: `rank3.log`, `engine_2.log`."""
+def owner_of_file(name: str) -> tuple[Owner, int | None, int | str | None]:
+    """(owner, rank, engine) by a log's file name: `rank3.log`, `engine_2.log`, `engines/2/1/stdout.log`."""
+    if life := engine_life(name):
+        return "engine", None, int(life[0]) if life[0].isdigit() else life[0]
     base = name.rsplit("/", 1)[-1].lower()
     owner: Owner = next((owner for pattern, owner in _FILES if pattern.search(base)), "")
     rank = re.search(r"rank[-_]?(\d{1,7})", base)

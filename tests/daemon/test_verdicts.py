@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rltop.checks.verdict import Report, Status, Verdict
@@ -33,6 +33,9 @@ class FakeChecks:
 
     def see_logs(self, logs: Logs) -> None:
         self.news = True
+
+    def see_engines(self, cells: Iterable[Mapping[str, Any]]) -> None:
+        self.cells = list(cells)
 
     def tick(self, now: float, *, going: bool) -> None:
         if self.error is not None:

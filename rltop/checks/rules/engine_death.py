@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rltop.checks.events import (
     DEDUP,
+    engine_life,
     of_kind,
     own_frame,
     same_process,
@@ -19,11 +20,12 @@ from rltop.checks.events import (
     whole,
     word,
 )
-from rltop.checks.facts import fires
+from rltop.checks.facts import fires, owned
 from rltop.checks.found import LogEvent
 from rltop.checks.known import match
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import clock, count, missing, of_event, of_flags, span
+from rltop.checks.rules.engine_crash import own_crashes
 from rltop.checks.rules.engine_start import not_answered, served
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Status, Verdict
@@ -160,9 +162,13 @@ def _name(event: LogEvent) -> str:
 
 
 def check_died(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
-    """One verdict on the first death of an engine, or on answers that stopped."""
+    """One verdict on each engine of rltop's own that crashed; else one on the first death of an engine that a log
+    tells of, or on answers that stopped."""
+    crashed = own_crashes(obs, t, DIED)
     if not obs.logs and not obs.events:
-        return [Verdict(DIED, "skip", cause=missing(obs, "a log of an engine"))]
+        return crashed or [_nothing(obs)]
+    if crashed:
+        return [*crashed, *_unowned(obs)]
     deaths = _deaths(obs)
     ready = [event for event in of_kind(obs, "engine_stage") if word(event, "stage") == "ready"]
     answer = served(obs, ready)
@@ -176,6 +182,18 @@ def check_died(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     return [Verdict(DIED, "pass", cause="No engine that worked is gone.")]
 
 
+def _nothing(obs: Observations) -> Verdict:
+    if owned(obs):
+        return Verdict(DIED, "pass", cause="No engine that worked is gone.")
+    return Verdict(DIED, "skip", cause=missing(obs, "a log of an engine"))
+
+
+def _unowned(obs: Observations) -> list[Verdict]:
+    """The first death of an engine that is somebody else's, beside crashes of rltop's own."""
+    others = _deaths(obs)
+    return [_died(obs, others, [])] if others else []
+
+
 def _other(deaths: Sequence[LogEvent], why: str) -> Verdict:
     return Verdict(DIED, "pass", cause=why[0].upper() + why[1:] + ".", evidence=tuple(map(of_event, deaths[:2])))
 
@@ -183,8 +201,12 @@ def _other(deaths: Sequence[LogEvent], why: str) -> Verdict:
 def _deaths(obs: Observations) -> list[LogEvent]:
     """Lines that say that an engine is gone, in order of time."""
     found = []
+    own = owned(obs)
     victims = {e.pid for e in obs.events if e.owner == "engine" and e.pid is not None}
     for event in of_kind(obs, "death", "oom_killer", "health"):
+        life = engine_life(event.where.source)
+        if life is not None and life[0] in own:
+            continue  # the fleet knows better: an end that was asked for is no death
         if event.kind == "health":
             if event.data.get("kills"):
                 found.append(event)
@@ -217,12 +239,7 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     ]
     status: Status = "warn" if recovered else "fail"
     gap = next((e.time - first.time for e in unanswered if e.time and first.time and e.order > first.order), None)
-    done = {
-        row.rollout_id
-        for row in obs.metrics
-        if row.axis == "rollout" and (row.time is None or first.time is None or row.time <= first.time)
-    }
-    rollouts = len(done - {None})
+    rollouts, newest = _rollouts(obs, first)
     at = f" at {clock(first.time)}" if first.time is not None else ""
     victim = whole(first, "victim")
     name = _name(first) if victim is None or first.pid == victim else f"the engine process {victim}"
@@ -231,6 +248,7 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     cause = f"{name} died{at}{' before it was ready' if early else ''}: {reason}"
     cause += f"; the first request without an answer came {span(gap)} later" if gap is not None else ""
     cause += f"; by then {count(rollouts, 'rollout')} had been made" if rollouts else ""
+    cause += f"; the newest rollout by then was {newest}" if newest is not None else ""
     cause += "; an engine was started again since" if recovered else ""
     known = match(obs, place, message_only=place.kind != "ima") if place else ()
     evidence: list[Evidence] = [of_event(first)]
@@ -246,6 +264,7 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
             "reason": reason,
             "seconds_to_first_503": gap,
             "rollouts": rollouts,
+            "rollout": newest,
             "recovered": bool(recovered),
         }
         | ({"known": [crash.issue for crash in known]} if known else {}),
@@ -255,6 +274,19 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
         advice=(*_died_advice(reason), *(crash.advice() for crash in known), *((DEDUP,) if first.repeated else ())),
         confidence=sure,
     )
+
+
+def _rollouts(obs: Observations, death: LogEvent) -> tuple[int, int | None]:
+    """(rollouts made before a death, 0 if not known; of a live run, whose metrics are thinned, the newest one)."""
+    if obs.live or obs.rollouts_by:
+        newest = obs.rollouts_by.get((death.where.source, death.where.line), -1)
+        return 0, newest if newest >= 0 else None
+    done = {
+        row.rollout_id
+        for row in obs.metrics
+        if row.axis == "rollout" and (row.time is None or death.time is None or row.time <= death.time)
+    }
+    return len(done - {None}), None
 
 
 def _engine_of(obs: Observations, death: LogEvent, victim: int | None) -> int | str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rltop.checks.events import DEDUP, own_frame, who, whole
-from rltop.checks.facts import engine_has
-from rltop.checks.faults import HARDWARE_XIDS, Fault, first_fault
+from rltop.checks.facts import engine_has, owned
+from rltop.checks.faults import HARDWARE_XIDS, Fault, engine_faults, first_fault
 from rltop.checks.known import match_fault
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import clock, count, missing, of_event, span
@@ -20,7 +20,8 @@ _CORE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 CUDA_COREDUMP_FILE=/persistent/cuda
 
 
 def check_engine(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
-    """One verdict on the first fault, if an engine owns it."""
+    """One verdict on the first fault, if an engine owns it; where every process of an engine has a log of its own, one
+    for the first fault of each engine."""
     if not obs.logs and not obs.events:
         return [Verdict(ENGINE, "skip", cause=missing(obs, "a log of an engine"))]
     fault = first_fault(obs)
@@ -29,7 +30,7 @@ def check_engine(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if fault.owner != "engine":
         owner = "the trainer (see train.ima)" if fault.owner == "trainer" else "a process that is no engine"
         return [Verdict(ENGINE, "pass", cause=f"The first illegal memory access is that of {owner}.")]
-    return [_engine(obs, fault)]
+    return [_engine(obs, one) for one in engine_faults(obs)]
 
 
 def check_trainer(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
@@ -64,6 +65,12 @@ def _value(fault: Fault) -> dict[str, object]:
         found["xids"] = [whole(event, "xid") for event in fault.xids[:8]]
     if fault.cascades:
         found["later_reports"] = len(fault.cascades)
+    if fault.generation is not None:
+        found["generation"] = fault.generation
+    if fault.again:
+        found["again"] = len(fault.again)
+    if fault.rehearsal:
+        found["rehearsal"] = fault.rehearsal
     if frame := own_frame(fault.event):
         found["frame"] = frame
     return found
@@ -95,7 +102,17 @@ def _hardware(fault: Fault) -> list[str]:
 def _engine(obs: Observations, fault: Fault) -> Verdict:
     event = fault.event
     hardware = _hardware(fault)
-    cause = f"An engine made an illegal memory access; {_fact(fault)}."
+    name = "An engine"
+    if fault.generation is not None and event.engine is not None:
+        name = f"Engine {event.engine} (generation {fault.generation})"
+    cause = f"{name} made an illegal memory access; {_fact(fault)}."
+    if fault.rehearsal:
+        cause += f" A rehearsal: the fault {fault.rehearsal} was injected."
+    if fault.again:
+        last = fault.again[-1]
+        at = f", last at {clock(last.time)}" if last.time is not None else ""
+        times = "once" if len(fault.again) == 1 else f"{len(fault.again)} times"
+        cause += f" A later generation of it did the same {times}{at}."
     if hardware:
         cause += f" The driver reports {', '.join(hardware)}: that is hardware, no toggle helps."
     elif software := [f"Xid {whole(e, 'xid')}" for e in fault.xids if whole(e, "xid") in (13, 31)]:
@@ -130,6 +147,32 @@ def _hardware_advice() -> tuple[str, ...]:
     )
 
 
+def _own_switches(obs: Observations, engine: str) -> tuple[str, ...]:
+    """The same with rltop's own tools, for an engine that it started."""
+    steps = (
+        ("cuda_graph=off", engine_has(obs, "disable_cuda_graph") is not True),
+        ("speculative=off", engine_has(obs, "speculative_algorithm") is not False),
+        ("overlap_schedule=off", engine_has(obs, "disable_overlap_schedule") is not True),
+        ("deepep=off", engine_has(obs, "moe_a2a_backend", "enable_deepep_moe") is not False),
+        ("dp_attention=off", engine_has(obs, "enable_dp_attention") is not False),
+        ("hicache=off", engine_has(obs, "enable_hierarchical_cache") is not False),
+    )
+    return tuple(f"rltop engine set {change} --engine {engine}" for change, may_be_on in steps if may_be_on)
+
+
+def _own_ladder(obs: Observations, fault: Fault, engine: str) -> tuple[str, ...]:
+    switches = _own_switches(obs, engine)
+    if fault.phase == "capture":
+        switches = tuple(one for one in switches if "cuda_graph" in one or "speculative" in one)
+    both = ("rltop engine ab cuda_graph=off (half of the engines with, half without, on the same requests)",)
+    return (
+        *switches,
+        *(both if len(owned(obs)) > 1 and any("cuda_graph" in one for one in switches) else ()),
+        f"rltop engine set launch_blocking=on cuda_graph=off --engine {engine} (it only locates)",
+        f"rltop engine set core_dump=on --engine {engine} (a CUDA core dump names the kernel)",
+    )
+
+
 def _switches(obs: Observations) -> tuple[str, ...]:
     """What can be switched off, the likeliest first; what is known to be off is left out."""
     steps = (
@@ -159,6 +202,8 @@ def _switches(obs: Observations) -> tuple[str, ...]:
 
 
 def _ladder(obs: Observations, fault: Fault) -> tuple[str, ...]:
+    if fault.event.engine is not None and (mine := owned(obs, fault.event.engine)):
+        return _own_ladder(obs, fault, mine[0])
     soak = ""
     if fault.since_start_s and fault.since_start_s >= 1:
         soak = f" for longer than {span(1.5 * fault.since_start_s)}, because the fault took {span(fault.since_start_s)}"
