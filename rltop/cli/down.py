@@ -13,8 +13,9 @@ def down(name: str | None, *, timeout_s: float | None) -> int:
     """Stop the trainer, the engines and the daemon of a run. A run that is not running is not an error: it is down.
 
     A trainer or engines that outlived their daemon are stopped too. When this returns, `rltop ps` no longer shows the
-    run. timeout_s: None: as `stop_daemon` has it.
-    Raises RltopError: no such run; no name while several runs are alive; it does not end.
+    run, and no process on this machine carries the marker of an engine of it.
+    timeout_s: None: as `stop_daemon` has it.
+    Raises RltopError: no such run; no name while several runs are alive; it, or an engine of it, does not end.
     """
     from rltop.daemon.spawn import stop_daemon
 
@@ -26,7 +27,9 @@ def down(name: str | None, *, timeout_s: float | None) -> int:
     run = find_run(name)
     if run.alive:
         stop_daemon(run, timeout_s=timeout_s)
-        note(f"run {run.name} is down")
+        left = _end_engines(run)
+        more = f"; its daemon had left engine {', '.join(left)}, which is stopped now" if left else ""
+        note(f"run {run.name} is down{more}")
         return 0
     trainer, engines = _stop_orphan(run), _end_engines(run)
     ended = [f"its trainer (process {trainer}) is stopped"] if trainer is not None else []
@@ -36,12 +39,10 @@ def down(name: str | None, *, timeout_s: float | None) -> int:
 
 
 def _end_engines(run: RunInfo) -> list[str]:
-    """End the engines that a dead daemon left running; returns their ids."""
-    from rltop.daemon.engines_left import end_engines, left_engines
+    """End the engines that a dead daemon left running; returns their ids. Raises RltopError when one lives on."""
+    from rltop.daemon.engines_left import make_sure
 
-    if left := left_engines(run.path):
-        end_engines(run.path, note)
-    return left
+    return make_sure(run.path, note)
 
 
 def _stop_orphan(run: RunInfo) -> int | None:

@@ -30,7 +30,7 @@ from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.engine_commands import EngineCommands
-from rltop.daemon.engines import EngineOptions, Engines, MakeFleet, make_fleet
+from rltop.daemon.engines import EngineOptions, Engines, MakeFleet, make_fleet, refuse_newer_slots
 from rltop.daemon.gate import Gate
 from rltop.daemon.hooks import HookOptions, Hooks
 from rltop.daemon.ingest import Ingest
@@ -88,6 +88,9 @@ class Daemon:
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._lag = 0.0
+        engines = EngineOptions.of(options.config)
+        if engines is not None:
+            refuse_newer_slots(options.run_dir)  # before the journal is opened: a start that is refused leaves nothing
         opened = open_journal(
             options.run_dir,
             on_problem=lambda level, text: self._from_thread(lambda: self._publisher.problem(level, text)),
@@ -100,7 +103,7 @@ class Daemon:
         self._publisher = Publisher(self._core)
         self._engines = Engines(
             self._core,
-            EngineOptions.of(options.config),
+            engines,
             run_dir=options.run_dir,
             trainer_lives=self._trainer_lives,
             make=fleet,

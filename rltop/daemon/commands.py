@@ -229,6 +229,9 @@ class Commands:
                 if task is None:
                     running = ", ".join(self._tasks) or "none"
                     return Rejected("bad-args", f"operation {command.target!r} is not running (running: {running})")
+                if self._rows[command.target]["name"] == "shutdown":
+                    why = "a shutdown is not called off: the trainer and the engines are being stopped already"
+                    return Rejected("bad-args", why, "start the run again when it is down")
                 return Plan([f"cancel operation {command.target}"], lambda stage: self._cancel(command.target, task))
             case name:
                 known = (
@@ -316,7 +319,8 @@ class Commands:
         try:
             text = await work(lambda stage: self._advance(op, "running", stage=stage[:MAX_NOTE]))
         except asyncio.CancelledError:
-            self._advance(op, "cancelled", ended=self._core.now())
+            # Where it stood is the last of its stages.
+            self._advance(op, "cancelled", text=self._rows[op]["text"] or "called off", ended=self._core.now())
         except RltopError as error:
             self._advance(op, "failed", text=str(error), ended=self._core.now())
         except Exception as error:

@@ -136,12 +136,20 @@ class EngineCommands:
             return None
         fleet = self._engines.fleet
         locks = () if command.name in _ONE else tuple(before)
-        return Plan(row["plan"] or [], lambda stage: fleet.resume(request, before, stage), locks)
+
+        async def work(stage: Stage) -> str:
+            if isinstance(request, StartEngines):
+                self._engines.ensure_launcher(request)
+            return await fleet.resume(request, before, stage)
+
+        return Plan(row["plan"] or [], work, locks)
 
     # ---------------------------------------------------------------- requests
 
     def _work(self, plan: FleetPlan) -> Callable[[Stage], Awaitable[str]]:
         async def work(stage: Stage) -> str:
+            if isinstance(plan.request, StartEngines):
+                self._engines.ensure_launcher(plan.request)
             return await self._engines.fleet.carry_out(plan, stage)
 
         return work
@@ -197,11 +205,7 @@ class EngineCommands:
             if not isinstance(ray.get("address"), str) or not ray["address"]:
                 do = 'ray {"address": "host:6379"}, or ray_address in [engines]'
                 raise Wrong("the ray launcher needs the address of a cluster", do)
-        request = StartEngines(
-            slots=slots_of(given), launcher=launcher, ray=ray if launcher == "ray" else None, who=who
-        )
-        self._engines.ensure_launcher(request)
-        return request
+        return StartEngines(slots=slots_of(given), launcher=launcher, ray=ray if launcher == "ray" else None, who=who)
 
     def _targets(self, target: str) -> tuple[str, ...]:
         """Engine ids of a target. Raises Wrong: none, unknown, others'."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rltop.daemon.core import Core, trim
 from rltop.daemon.engine_view import Offers, carried, crashes, fleet_cell, toggle_cells, trainer_sides
+from rltop.engines.processes import locked
 from rltop.engines.requests import FleetPlan, Refused, Request, Required, StartEngines
 from rltop.errors import RltopError
 
@@ -163,7 +164,7 @@ class Engines:
 
     async def begin(self, *, stale: bool) -> None:
         """Make the fleet if an earlier daemon left engines. stale: they were for a trainer that is gone; end them."""
-        if self.enabled and any((self.run_dir / "engines").glob("*/slot.json")) and self.fleet and stale:
+        if self.enabled and present(self.run_dir) and self.fleet and stale:
             await self.stop_left()
 
     async def stop_left(self) -> None:
@@ -371,6 +372,20 @@ class Engines:
             return self._offers.of(self._fleet.launch(engine_id))
         except (KeyError, RltopError):  # it is only being declared, or its arguments can not be read
             return {}
+
+
+def present(run_dir: Path) -> bool:
+    """Whether the run has slots of engines, or an engine that runs though its slot file is lost."""
+    engines = run_dir / "engines"
+    return any(engines.glob("*/slot.json")) or any(locked(lock) for lock in engines.glob("*/lock"))
+
+
+def refuse_newer_slots(run_dir: Path) -> None:
+    """Raise RltopError when the run's engines are those of a newer rltop. Nothing is touched."""
+    if any((run_dir / "engines").glob("*/slot.json")):
+        from rltop.engines.slots import refuse_newer  # not at the top: see the module's docstring
+
+        refuse_newer(run_dir / "engines")
 
 
 def gaps(samples: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:

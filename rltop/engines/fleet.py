@@ -316,7 +316,7 @@ class Fleet:
         for slot in request.slots:
             engine = self._engines.get(slot.id)
             if engine is None:
-                record = new_record(slot, request.launcher)
+                record = new_record(slot, request.launcher, self._store.newest(slot.id))
                 self._store.write(record)
                 engine = self._engines[slot.id] = Engine(record, self._house)
                 engine.adopted = True

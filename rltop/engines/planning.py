@@ -6,13 +6,13 @@ Nothing is done here. A plan tells people everything that would change; a refusa
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rltop.engines.chores import model_config
 from rltop.engines.flags import parse
 from rltop.engines.requests import (
+    ID,
     VERSION,
     Ab,
     AbEnd,
@@ -37,7 +37,18 @@ from rltop.engines.supervisor import Engine
 from rltop.engines.toggle_table import CORE_DUMP_ENVIRONMENT, LAUNCH_BLOCKING
 from rltop.engines.toggles import Change, change
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_WORD = 128 << 10
+"""Linux: MAX_ARG_STRLEN, 32 pages; one argument or variable is shorter."""
+MAX_WORDS = 1 << 20
+"""Half of what Linux passes with the usual stack limit: the inherited environment needs room too."""
+_OWN = {
+    "--port": "give `port`",
+    "--host": "give `host`",
+    "--model-path": "give `model_path`",
+    "--model": "give `model_path`",
+    "--port-file": "leave it out",
+}
+"""Arguments that are fields of the slot; given twice, the later one would win and nobody would find the engine."""
 _INHERITED = (LAUNCH_BLOCKING, *CORE_DUMP_ENVIRONMENT)
 """Toggles in the environment: an engine may have them from its daemon."""
 
@@ -92,7 +103,7 @@ def _free(chosen: list[Engine]) -> list[Engine] | Refused:
 def _start_engines(
     request: StartEngines, engines: Mapping[str, Engine], launchers: Mapping[str, Any]
 ) -> FleetPlan | Refused:
-    if request.launcher not in launchers:
+    if request.launcher not in launchers and request.ray is None:
         known = ", ".join(launchers)
         return Refused(code="bad-args", why=f"there is no launcher {request.launcher!r}", do=f"there are: {known}")
     if not request.slots:
@@ -124,10 +135,19 @@ def _start_engines(
 
 def _problem(slot: EngineSlot) -> Refused | None:
     """Why this engine cannot be started at all."""
-    if not _ID.fullmatch(slot.id):
+    if not ID.fullmatch(slot.id):
         return Refused(code="bad-args", why=f"{slot.id!r} cannot be an engine's id", do="letters, digits, . _ -")
     if not slot.model_path:
         return Refused(code="bad-args", why=f"engine {slot.id} has no model_path")
+    if not 0 <= slot.port <= 65535:
+        return Refused(code="bad-args", why=f"engine {slot.id}: there is no port {slot.port}", do="0 to 65535; 0: any")
+    given = next((word for word in slot.args if word.split("=", 1)[0] in _OWN), "")
+    if given:
+        why = f"engine {slot.id}: {given} in its args is not its owner's to give"
+        return Refused(code="bad-args", why=why, do=_OWN[given.split("=", 1)[0]])
+    words = {"model_path": slot.model_path, "python": slot.python, "host": slot.host}
+    if cannot := _unpassable(Config(args=slot.args, env={**slot.env, **words}, unset=slot.unset)):
+        return Refused(code="bad-args", why=f"engine {slot.id}: {cannot}", do="correct it")
     if any(parse(slot.args, version=VERSION).values.get(name) for name in ("api_key", "admin_api_key")):
         why = f"engine {slot.id} has an API key: its routes would answer neither rltop nor the trainer (401)"
         do = "leave --api-key and --admin-api-key out; bind it to an address that only this cluster reaches"
@@ -137,6 +157,22 @@ def _problem(slot: EngineSlot) -> Refused | None:
         why = f"engine {slot.id} would not start: {judgement.errors[0]}"
         return Refused(code="refused-by-rules", why=why, do="correct its arguments")
     return None
+
+
+def _unpassable(config: Config) -> str:
+    """Why the system would not take these arguments and this environment for a process; "": it would."""
+    total = 0
+    for place, text in (*(("an argument", word) for word in config.args), *config.env.items()):
+        data = text.encode(errors="replace")
+        total += len(data)
+        if b"\0" in data:
+            return f"{place}: a NUL character in {text[:40]!r}"
+        if len(data) >= MAX_WORD:
+            return f"{place}: {text[:40]!r}… has {len(data)} bytes; the system passes less than {MAX_WORD} at a time"
+    bad = next((name for name in (*config.env, *config.unset) if not name or "=" in name or "\0" in name), None)
+    if bad is not None:
+        return f"{bad[:40]!r} cannot be the name of a variable"
+    return f"{total} bytes of arguments and environment; at most {MAX_WORDS}" if total > MAX_WORDS else ""
 
 
 def _start(request: Start, chosen: list[Engine]) -> FleetPlan | Refused:
@@ -280,7 +316,10 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
         first = made.refusals[0]
         why = f"engine {engine.id}: {f'{first.toggle}: ' if first.toggle else ''}{first.why}"
         return Refused(code="refused-by-rules", why=why, do=first.do)
-    return _config_of(made, old, inherited), _notes(made)
+    config = _config_of(made, old, inherited)
+    if cannot := _unpassable(config):
+        return Refused(code="bad-args", why=f"engine {engine.id}: {cannot}", do="correct it; nothing was changed")
+    return config, _notes(made)
 
 
 def _config_of(made: Change, old: Config, inherited: Mapping[str, str]) -> Config:

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -129,13 +129,17 @@ def below(rows: Table, roots: Iterable[int]) -> set[int]:
 
 def marked(marks: Mapping[str, str]) -> set[Ident]:
     """Every process of this user with all these environment variables. Reads all of them: not for every tick."""
-    found = set()
+    return set(carrying(lambda environ: all(environ.get(name) == value for name, value in marks.items())))
+
+
+def carrying(ours: Callable[[Mapping[str, str]], bool]) -> dict[Ident, Mapping[str, str]]:
+    """Every process of this user with such an environment, and that. Reads all of them: not for every tick."""
+    found: dict[Ident, Mapping[str, str]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environ = process.environ()
-            ours = all(environ.get(name) == value for name, value in marks.items())
-            if ours and (one := ident(process.pid)) is not None and alive(one):
-                found.add(one)
+            if ours(environ) and (one := ident(process.pid)) is not None and alive(one):
+                found[one] = environ
     return found
 
 

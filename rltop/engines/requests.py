@@ -6,12 +6,15 @@ A request says what is wanted of which engines; `Fleet.plan` turns it into a `Fl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 VERSION = "0.5.23"
 """Whose arguments are assumed until an engine has said its version."""
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""An engine's id, whole: it is the name of its folder, so nothing that leads anywhere else."""
 Mode = Literal["rolling", "at-once"]
 When = Literal["now", "safe-point"]
 HttpAction = Literal["flush", "pause", "continue", "profile"]

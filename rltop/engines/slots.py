@@ -4,13 +4,18 @@ A daemon that is killed between a stop and a start leaves a file that says what 
 from there. The file is replaced whole; a reader never sees half of one. It is not forced to the platter: whatever loses
 it (a machine that goes down) ends the engines too.
 
-Failure policy: a file that cannot be written raises `RltopError`, and what was to be done is not begun. A file that
-cannot be read is named and set aside; its engine is found again by its owner's next `engines-start`.
+Beside each generation stands a copy as of its launch: from the newest one, and what the generation's `record.json` says
+of the process, a slot file that is damaged or lost is made again, so that its engine is adopted like any other.
+
+Failure policy: a file that cannot be written raises `RltopError`, and what was to be done is not begun; only a stop is
+never withheld (`supervisor.Engine.aim`). A damaged file is named, set aside (`slot.damaged-1.json`) and made again. One
+of a newer rltop is refused (`RltopError`), and then nothing at all is touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -20,8 +25,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from rltop.engines.launcher import Launched, LaunchSpec
-from rltop.engines.requests import Config, EngineSlot
+from rltop.engines.launcher import RECORD, Launched, LaunchSpec
+from rltop.engines.processes import locked
+from rltop.engines.requests import ID, Config, EngineSlot
 from rltop.engines.states import Crash, FleetPolicy, Goal, Slot, State
 from rltop.engines.toggle_table import CORE_DUMP, CORE_DUMP_ENVIRONMENT, CORE_DUMP_FILE, is_on
 from rltop.errors import RltopError
@@ -147,10 +153,10 @@ def declared_config(slot: EngineSlot) -> Config:
     return Config(args=slot.args, env=env, unset=slot.unset)
 
 
-def new_record(declared: EngineSlot, launcher: str) -> SlotRecord:
-    """A slot that nothing was started in yet."""
+def new_record(declared: EngineSlot, launcher: str, generation: int = 0) -> SlotRecord:
+    """A slot that nothing was started in yet, as far as anybody knows. generation: the newest that has a folder."""
     config = declared_config(declared)
-    return SlotRecord(declared=declared, launcher=launcher, config=config, running=config)
+    return SlotRecord(declared=declared, launcher=launcher, config=config, running=config, generation=generation)
 
 
 def remembered(record: SlotRecord, policy: FleetPolicy, now: float) -> Slot:
@@ -190,16 +196,10 @@ class SlotStore:
     def write(self, record: SlotRecord) -> None:
         """Replace the slot's file. Raises `RltopError`."""
         folder = self.folder(record.declared.id)
-        staging = folder / f".{FILE}.{os.getpid()}"
+        data = msgspec.json.format(msgspec.json.encode(record))
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The environment of an engine may hold keys.
-            with open(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(record)))
-            os.replace(staging, folder / FILE)
+            _replace(folder, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                staging.unlink()
             raise RltopError(
                 "cannot write down what the engine should be",
                 where=str(folder / FILE),
@@ -207,23 +207,135 @@ class SlotStore:
                 do="make room on the disk of the run directory; nothing was changed",
                 exit_code=1,
             ) from error
+        if record.state is State.LAUNCHING:
+            with contextlib.suppress(OSError):  # it is only a copy
+                _replace(folder / str(record.generation), data)
+
+    def newest(self, engine_id: str) -> int:
+        """The newest generation that has a folder; 0: none has."""
+        return max(_generations(self.folder(engine_id)), default=0)
 
     def read_all(self) -> tuple[list[SlotRecord], list[str]]:
-        """Every slot, and a sentence for each file that cannot be read (it is set aside as `slot.json.bad`)."""
+        """Every slot, and a sentence for each file that was damaged or lost.
+
+        Raises `RltopError` for a file of a newer rltop, before anything is touched.
+        """
+        refuse_newer(self._root)
         records, problems = [], []
-        for file in sorted(self._root.glob(f"*/{FILE}")):
-            try:
-                record = msgspec.json.decode(file.read_bytes(), type=SlotRecord)
-            except (OSError, msgspec.DecodeError) as error:
-                problems.append(f"{file}: cannot be read ({error}); set aside as {FILE}.bad")
-                with contextlib.suppress(OSError):
-                    file.rename(file.with_name(f"{FILE}.bad"))
+        for folder in sorted(path for path in self._root.glob("*") if path.is_dir()):
+            lost = not (folder / FILE).exists()
+            if lost and not locked(folder / "lock"):
+                continue  # of a slot that nothing runs in only the numbers of its generations count
+            if not ID.fullmatch(folder.name):
+                problems.append(f"{folder / FILE}: {folder.name!r} cannot be an engine's id; it is left alone")
                 continue
-            if record.schema > SCHEMA:
-                problems.append(f"{file}: written by a newer rltop (schema {record.schema}, this one knows {SCHEMA})")
-                continue
-            records.append(record)
+            why = "it is missing, and its engine runs"
+            if not lost:
+                try:
+                    records.append(_read(folder / FILE, folder.name))
+                    continue
+                except ValueError as error:
+                    why = f"cannot be read ({error}); set aside as {_set_aside(folder / FILE)}"
+            made = _made_again(folder)
+            if made is not None:
+                records.append(made)
+                why += f"; made again from generation {made.generation}"
+                with contextlib.suppress(RltopError):  # the next write brings it
+                    self.write(made)
+            problems.append(f"{folder / FILE}: {why}")
         return records, problems
+
+
+def refuse_newer(root: Path) -> None:
+    """Raise `RltopError` when a slot file below this folder of engines was written by a newer rltop."""
+    for file in sorted(root.glob(f"*/{FILE}")):
+        try:
+            schema = msgspec.json.decode(file.read_bytes(), type=_Schema).schema
+        except (OSError, msgspec.DecodeError):
+            continue  # damaged, not newer
+        if schema > SCHEMA:
+            raise RltopError(
+                "this engine's slot was written by a newer rltop",
+                where=str(file),
+                why=f"its schema version is {schema}, this build reads up to {SCHEMA}",
+                do="pip install --upgrade rltop, or start the run under another name",
+            )
+
+
+class _Schema(msgspec.Struct):
+    schema: int = 1
+
+
+def _read(file: Path, engine_id: str) -> SlotRecord:
+    """Raises ValueError (msgspec's errors are such): it cannot be used."""
+    try:
+        record = msgspec.json.decode(file.read_bytes(), type=SlotRecord)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    if record.declared.id != engine_id:
+        raise ValueError(f"it is about engine {record.declared.id[:80]!r}, in the folder of engine {engine_id!r}")
+    if record.generation < 0:
+        raise ValueError(f"generation {record.generation}")
+    return record
+
+
+def _made_again(folder: Path) -> SlotRecord | None:
+    """A slot's record from what its generations left; None: nothing was ever started there.
+
+    A process that has ended by what its keeper wrote is not started again: nobody knows any more whether it should be.
+    """
+    numbers = sorted(_generations(folder), reverse=True)
+    if not numbers:
+        return None
+    newest, cause = numbers[0], "its slot file was damaged"
+    held, made = locked(folder / "lock"), _copy(folder, numbers)
+    known = made is not None
+    if made is None:  # its process can still be adopted, and ended
+        made = SlotRecord(declared=EngineSlot(id=folder.name), config=Config(), running=Config())
+    try:
+        told = json.loads((folder / str(newest) / RECORD).read_bytes())
+        ended = "code" in told or "error" in told
+    except (OSError, ValueError, TypeError):
+        ended = made.launcher == "local" and not held
+    goal = Goal(run=not ended and (known or held), generation=newest, cause=cause)
+    state = State.LAUNCHING if goal.run or held else State.STOPPED
+    return made.changed(schema=SCHEMA, generation=newest, goal=goal, state=state, cause=cause, process=None)
+
+
+def _copy(folder: Path, numbers: list[int]) -> SlotRecord | None:
+    for number in numbers:
+        with contextlib.suppress(ValueError):
+            return _read(folder / str(number) / FILE, folder.name)
+    return None
+
+
+def _generations(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()]
+
+
+def _set_aside(file: Path) -> str:
+    """Rename it to the first free name; that name."""
+    number = 1
+    while (aside := file.with_name(f"slot.damaged-{number}.json")).exists():
+        number += 1
+    with contextlib.suppress(OSError):
+        file.rename(aside)
+    return aside.name
+
+
+def _replace(folder: Path, data: bytes) -> None:
+    """The folder's file, whole. Raises OSError."""
+    staging = folder / f".{FILE}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The environment of an engine may hold keys.
+        with open(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(staging, folder / FILE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            staging.unlink()
+        raise
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def start_engine(spec: LaunchSpec, *, bind: str, environ: Mapping[str, str], tet
         if held is not None:
             stack.enter_context(contextlib.closing(held))
             port = held.getsockname()[1]
+        if not _free(Path(spec.lock)):
+            raise _locked(spec)  # before its record and port are touched: they may be all that is known of it
         log = _prepare(directory, Path(spec.lock))
         stack.enter_context(contextlib.closing(log))
         told = _keep(spec, bind, port, environ, tether, log=log.fileno(), held=None if held is None else held.fileno())
@@ -146,6 +149,16 @@ def _keep(
     except ValueError:
         return {"error": "its keeper ended without a word", "file": str(directory / LOG)}
     return told
+
+
+def _free(lock: Path) -> bool:
+    """A tree that is just ending lets it go."""
+    deadline = time.monotonic() + keeper.LOCK_PATIENCE_S
+    while processes.locked(lock):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _locked(spec: LaunchSpec) -> RltopError:

@@ -52,6 +52,8 @@ LOOK_S = 0.25
 """Between two glances at an engine that stands where it should."""
 FAST_S = 0.05
 """While something is under way: it is waited for by people."""
+WRITE_S = 1.0
+"""Between two tries to write down what could not be written."""
 MOVING_S = 10.0
 """A state that lasts longer is not waited for by the moment."""
 AFTER_PAUSE_S = 3.0
@@ -102,6 +104,8 @@ class Engine:
         self._told: set[str] = set()
         self._pushed = ("", "")
         self._offset = 0.0
+        self._unwritten = False
+        """What is known is not on disk."""
         self._read: tuple[Config, str, dict[str, str]] | None = None
 
     # ---------------------------------------------------------------- for operations
@@ -138,9 +142,20 @@ class Engine:
         return self._read[2]
 
     def aim(self, goal: Goal, **fields: Any) -> None:
-        """Write down what the slot should come to, then begin. Raises `RltopError` when it cannot be written."""
+        """Write down what the slot should come to, then begin. Raises `RltopError` when it cannot be written.
+
+        A stop is never withheld: it begins all the same, that is told, and it is written down as soon as that can be.
+        """
         record = self.record.changed(goal=goal, **fields)
-        self.house.store.write(record)
+        try:
+            self.house.store.write(record)
+            self._unwritten = False
+        except RltopError as error:
+            if goal.run:
+                raise
+            self._unwritten, self.not_before["write"] = True, self.house.clock() + WRITE_S
+            text = f"it is stopped, though that cannot be written down now: {error.where}: {error.why}"
+            self.tell_once("error", text)
         self.record = record
         self.wake()
 
@@ -174,10 +189,10 @@ class Engine:
             self.wake()
 
     def expect(self, version: str, digest: str) -> None:
-        """The trainer says that it pushed these weights: ask the engine now. Raises `RltopError`."""
+        """The trainer says that it pushed these weights: ask the engine now."""
         self._pushed = (version, digest)
         if self.record.emptied:
-            self.note(emptied=False)
+            self.write(self.record.changed(emptied=False))
         self.not_before.pop("sync", None)
         self.wake()
 
@@ -230,6 +245,8 @@ class Engine:
                 await self.client.close()
 
     async def _turn(self) -> None:
+        if self._unwritten and self.is_due("write"):
+            self.write(self.record)
         launcher = self.house.launchers.get(self.record.launcher)
         if launcher is None:
             self.waits = f"the launcher {self.record.launcher!r} is not there yet"
@@ -286,8 +303,11 @@ class Engine:
         try:
             self.house.store.write(record)
         except RltopError as error:
-            self.tell_once("error", str(error))
+            text = f"{error.what}: {error.where}: {error.why}; it is written down as soon as that can be"
+            self.tell_once("error", text)
+            self._unwritten, self.not_before["write"] = True, self.house.clock() + WRITE_S
             return False
+        self._unwritten = False
         return True
 
     def _entered(self, before: State, *, alarm: bool) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -856,7 +859,126 @@ def test_a_slot_file_that_cannot_be_read_is_named_and_set_aside(world: World) ->
         async with world.fleet() as fleet:
             assert fleet.ids() == []
             assert any(level == "error" and "slot.json: cannot be read" in text for level, text in world.told)
-        assert file.with_name("slot.json.bad").exists()
+        assert file.with_name("slot.damaged-1.json").read_text() == "{"
+        assert not file.exists(), "nothing was ever started there: nothing to make it from"
+
+    run_fleet(main)
+
+
+def spoil(file: Path, how: str) -> None:
+    """What a machine that went down, a person or another program makes of a slot file."""
+    told = json.loads(file.read_text())
+    match how:
+        case "lost":
+            file.unlink()
+        case "empty":
+            file.write_text("")
+        case "half":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        case "elsewhere":
+            told["declared"]["id"] = "../../../w/evil"
+            file.write_text(json.dumps(told))
+        case "negative":
+            file.write_text(json.dumps(told | {"generation": -1}))
+        case _:
+            raise AssertionError(how)
+
+
+@pytest.mark.parametrize("how", ["lost", "empty", "half", "elsewhere", "negative"])
+def test_an_engine_whose_slot_file_is_damaged_is_adopted_as_it_runs(world: World, how: str) -> None:
+    """Nothing of it is stopped, its arguments are known, and its generations go on."""
+
+    async def main() -> None:
+        file = world.folder / "engines/1/slot.json"
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            await world.do(fleet, SetToggles(targets=("1",), changes=OFF))
+            pid = world.launcher.at("1").pid
+        spoil(file, how)
+        with (file.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as its keeper does while it lives
+            async with world.fleet() as fleet:
+                await world.until(lambda: "1" in fleet.ids() and fleet.state("1") is State.HEALTHY)
+                cell = world.cells["1"]
+                assert (cell["pid"], cell["generation"], cell["toggles"]["radix_cache"]) == (pid, 2, "off")
+                assert fleet.launch("1")[0] == ("--disable-radix-cache",)
+                assert any(level == "error" and "made again from generation 2" in text for level, text in world.told)
+                assert not [one for one in world.launcher.processes.values() if "evil" in one.spec.directory]
+                await world.do(fleet, Restart(targets=("1",)))
+                assert world.cells["1"]["generation"] == 3
+                await fleet.stop_all(world.stages.append)
+                assert world.launcher.alive() == []
+        assert json.loads(file.read_text())["declared"]["id"] == "1"
+        assert file.with_name("slot.damaged-1.json").exists() is (how != "lost")
+
+    run_fleet(main)
+
+
+def test_what_had_ended_under_a_damaged_slot_file_stays_ended_and_its_numbers_go_on(world: World) -> None:
+    async def main() -> None:
+        file = world.folder / "engines/0/slot.json"
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            await fleet.stop_all(world.stages.append)
+        (file.parent / "1/record.json").write_text('{"marker": "run/0/1", "pid": 100, "code": 0}')
+        file.write_text("{")
+        async with world.fleet() as fleet:
+            await asyncio.sleep(100)
+            assert world.launcher.alive() == []
+            assert world.state("0") == "STOPPED"
+            await world.start(fleet, 1)
+            assert world.cells["0"]["generation"] == 2
+            await fleet.stop_all(world.stages.append)
+        file.unlink()  # also when nothing but the folders is left
+        async with world.fleet() as fleet:
+            assert fleet.ids() == []
+            await world.start(fleet, 1)
+            assert world.cells["0"]["generation"] == 3
+
+    run_fleet(main)
+
+
+def test_slots_of_a_newer_rltop_are_refused_and_nothing_is_touched(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+        newer, damaged = (world.folder / "engines" / name / "slot.json" for name in "10")
+        newer.write_text('{"schema": 2, "state": "SLEEPING"}')
+        damaged.write_text("{")
+        with pytest.raises(RltopError, match="written by a newer rltop") as caught:
+            async with world.fleet():
+                pass
+        assert (caught.value.exit_code, caught.value.where) == (2, str(newer))
+        assert caught.value.why == "its schema version is 2, this build reads up to 1"
+        assert (newer.read_text(), damaged.read_text()) == ('{"schema": 2, "state": "SLEEPING"}', "{")
+        assert len(world.launcher.alive()) == 2
+
+    run_fleet(main)
+
+
+def test_a_disk_that_takes_nothing_withholds_no_stop_and_hears_of_it_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 3)
+            full = OSError(errno.ENOSPC, "No space left on device")
+            with monkeypatch.context() as patch:
+                patch.setattr("rltop.engines.slots._replace", Mock(side_effect=full))
+                with pytest.raises(RltopError, match="cannot write down what the engine should be"):
+                    await world.do(fleet, Restart(targets=("0",)))  # what is to run again must be written first
+                assert world.cells["0"]["generation"] == 1
+                await world.do(fleet, Stop(targets=("1",)))
+                assert [world.state(name) for name in "012"] == ["HEALTHY", "STOPPED", "HEALTHY"]
+                await fleet.stop_all(world.stages.append)
+                assert world.launcher.alive() == []
+                said = [text for level, text in world.told if level == "error" and "though that cannot be" in text]
+                assert len(said) == 3
+                assert "slot.json: No space left on device" in said[0]
+            await asyncio.sleep(2)  # there is room again
+        for name in "012":
+            record = json.loads((world.folder / "engines" / name / "slot.json").read_text())
+            assert (record["state"], record["goal"]["run"]) == ("STOPPED", False)
 
     run_fleet(main)
 
