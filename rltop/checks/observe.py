@@ -182,6 +182,8 @@ class EngineFact:
     where: Where | None = None
     owned: bool = False
     """rltop started it, watches it and can start it again; what it says of it is no guess from log lines."""
+    hung: bool = False
+    """It holds work and has made no token for too long, as the fleet's own signals say."""
     survived: int = 0
     """Rollouts that ended while this generation lived. Of an owned one, like all that follows."""
     since: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -13,6 +14,8 @@ from rltop.checks.verdict import Evidence
 
 EVIDENCE_CHARS = 200
 MOST_EVIDENCE = 6
+_LOGGER = re.compile(r"^(?:[A-Z]+ )?[\w./-]+\.py:\d+(?:[: ]\w+)? ?[-|\]:] ")
+"""`narrator.py:137 - `, as loggers put it before their messages."""
 
 
 def num(value: float) -> str:
@@ -28,8 +31,8 @@ def num(value: float) -> str:
 
 def brief(text: str, most: int = 240) -> str:
     """The beginning of what somebody else wrote, for the middle of a sentence: whole sentences if one fits, else
-    whole words and an ellipsis; no full stop at the end."""
-    plain = " ".join(text.split())
+    whole words and an ellipsis; no full stop at the end, and not the place of the code that logged it."""
+    plain = _LOGGER.sub("", " ".join(text.split()))
     if len(plain) <= most:
         return plain.rstrip(".")
     head = plain[:most]

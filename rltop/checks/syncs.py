@@ -17,6 +17,7 @@ COMPARE = (
     "checkpoint, and weights.compare names the tensors that differ (not for delta updates)"
 )
 """Advice, where it is open whether an engine holds what it should."""
+_ENGINE = re.compile(r"\bengine (?P<id>\d{1,5}|'[^']{1,80}')(?![\w.])", re.IGNORECASE)
 _NOT = ("/update_weight_version", "/update_weights_group", "/init_weights")
 
 
@@ -33,6 +34,15 @@ class Update:
     version: str = ""
     where: Where | None = None
     order: int = 0
+    time: float | None = None
+
+
+def _named(text: str, otherwise: int | None) -> int | str | None:
+    """The engine that a line of somebody else (the trainer, a router) speaks of."""
+    found = _ENGINE.search(text)
+    if found is None:
+        return otherwise
+    return int(found["id"]) if found["id"].isdigit() else found["id"]
 
 
 def is_update(path: str) -> bool:
@@ -89,9 +99,9 @@ def updates(obs: Observations) -> tuple[Update, ...]:
             text = "" if status < 400 else f"HTTP {status}"
             found.append(Update(engine, status < 400, text, path, where=event.where, order=event.order))
         elif event.kind == "update_refused":
-            engine = event.engine if event.engine is not None else event.pid
             text = str(event.data.get("message") or event.text)
-            found.append(Update(engine, False, text, path, where=event.where, order=event.order))
+            engine = event.engine if event.engine is not None else _named(text, event.pid)
+            found.append(Update(engine, False, text, path, where=event.where, order=event.order, time=event.time))
     for at, sync in enumerate(ordered(obs.syncs)):
         spoiled = {engine.engine for engine in mismatches(sync)}
         for engine_sync in sync.engines:
@@ -107,6 +117,7 @@ def updates(obs: Observations) -> tuple[Update, ...]:
                     version=sync.version,
                     where=sync.where,
                     order=at,
+                    time=sync.time,
                 )
             )
         if not sync.engines:

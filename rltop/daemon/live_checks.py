@@ -399,6 +399,7 @@ def _owned(cell: Mapping[str, Any]) -> EngineFact:
         weight_version=str(cell.get("weight_version") or ""),
         model_path=str(cell.get("model_path") or ""),
         owned=True,
+        hung=cell.get("hung") is True,
         survived=int(cell.get("survived") or 0),
         since=cell.get("since"),
         cause=str(cell.get("cause") or ""),

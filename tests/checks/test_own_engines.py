@@ -8,7 +8,7 @@ import pytest
 
 from rltop.checks.evaluate import evaluate
 from rltop.checks.found import LogSource
-from rltop.checks.observe import EngineCrash, EngineFact, Observations
+from rltop.checks.observe import EngineCrash, EngineFact, EngineSync, Observations, SyncEvent
 from rltop.checks.thresholds import DEFAULTS
 from tests.checks.build import event, in_order, obs, verdict
 
@@ -144,3 +144,99 @@ def test_the_ladder_names_rltop_s_own_tools_for_its_own_engine() -> None:
     assert not any("--sglang-" in one for one in mine)
     theirs = verdict("engine.ima", seen(events=in_order(_fault("1", 1, 10.0)))).advice
     assert any("--sglang-disable-cuda-graph" in one for one in theirs)
+
+
+# -- weights.update-failed
+
+
+def _sync(version: str, time: float, transport: str = "disk", **answers: bool) -> SyncEvent:
+    engines = tuple(
+        EngineSync(name.removeprefix("e"), ok, version if ok else "1", "" if ok else "Failed to update weights.")
+        for name, ok in answers.items()
+    )
+    return SyncEvent(
+        version, rollout_id=int(version), ok=all(answers.values()), transport=transport, engines=engines, time=time
+    )
+
+
+def test_a_refusal_is_a_fact_once_the_engine_holds_the_newest_weights() -> None:
+    refused = _sync("2", 10.0, e0=True, e1=False)
+    stale = obs(refused, engines=(own("1", "STALE", weight_version="1"),), live=True)
+    found = verdict("weights.update-failed", stale)
+    assert (found.status, found.engine) == ("fail", 1)
+    assert any("rltop engine restart --engine 1" in one for one in found.advice)
+    for state in ("HEALTHY", "SUSPECT"):
+        asked = obs(refused, engines=(own("1", state, weight_version="2"),), live=True)
+        found = verdict("weights.update-failed", asked)
+        assert (found.status, found.value["holds"], found.advice) == ("info", "2", ())
+        assert "It holds version 2 since." in found.cause
+    older = obs(refused, engines=(own("1", "HEALTHY", weight_version="1"),), live=True)
+    assert verdict("weights.update-failed", older).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [
+        (_sync("3", 20.0, e0=True, e1=True), "info"),
+        (_sync("2", 12.0, e1=True), "info"),
+        (_sync("3", 20.0, "delta", e0=True, e1=True), "fail"),
+        (_sync("3", 20.0, e0=True, e1=False), "fail"),
+        (_sync("3", 20.0, e0=True), "fail"),
+    ],
+)
+def test_a_later_push_of_everything_repairs_a_refused_one(later: SyncEvent, status: str) -> None:
+    assert verdict("weights.update-failed", obs(_sync("2", 10.0, e0=True, e1=False), later)).status == status
+
+
+def test_what_the_trainer_s_log_says_of_an_engine_is_that_engine_s_and_has_no_logger_in_it() -> None:
+    text = "narrator.py:137 - Engine 1 did not take the weights of version '2': Failed to update weights"
+    line = event("update_refused", text, owner="trainer", source="trainer.log", time=10.0, message=text)
+    found = verdict("weights.update-failed", obs(events=in_order(line), live=True))
+    assert (found.status, found.engine) == ("fail", 1)
+    assert "narrator" not in found.cause
+    again = obs(_sync("2", 12.0, e1=True), events=in_order(line), live=True)
+    assert verdict("weights.update-failed", again).status == "info"
+
+
+# -- engine.stale-kv
+
+
+def _line(kind: str, engine: str, time: float, **more: Any) -> Any:
+    source = f"engines/{engine}/1/stdout.log"
+    return event(kind, owner="engine", engine=int(engine), source=source, time=time, line=int(time * 10), **more)
+
+
+def _update(engine: str, time: float) -> Any:
+    return _line("http", engine, time, path="/update_weights_from_disk", status=200)
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        # A prefill of the other engine between an engine's flush and its update says nothing about its cache.
+        ([_line("flushed", "0", 1.0), _line("prefill", "1", 1.1, cached_token=9), _update("0", 1.2),
+          _line("prefill", "0", 5.0, cached_token=0), _line("prefill", "0", 6.0, cached_token=40)], "pass"),
+        # A request that waited for the update is served before the update's access line is written.
+        ([_line("flushed", "0", 1.0), _line("prefill", "0", 1.1, cached_token=0), _update("0", 1.2),
+          _line("prefill", "0", 5.0, cached_token=40)], "pass"),
+        # A flush of the rollout before is no flush of this update.
+        ([_line("flushed", "0", 1.0), _line("prefill", "0", 2.0, cached_token=0), _update("0", 30.0),
+          _line("prefill", "0", 31.0, cached_token=40)], "warn"),
+        ([_line("flushed", "1", 29.9), _update("0", 30.0), _line("prefill", "0", 31.0, cached_token=40)], "warn"),
+    ],
+)  # fmt: skip
+def test_only_the_cache_of_the_engine_itself_and_of_before_its_update_is_stale(events: list[Any], status: str) -> None:
+    found = verdict("engine.stale-kv", obs(events=in_order(*events)))
+    assert found.status == status
+
+
+# -- cluster.stall
+
+
+def test_an_engine_that_hangs_is_told_at_once_with_what_ends_it() -> None:
+    fact = own("1", "SUSPECT", hung=True, since=60.0, cause="hung: no token for over 15 s with 4 running")
+    found = verdict("cluster.stall", seen(own("0", "HEALTHY"), fact))
+    assert (found.status, found.engine, found.value["side"]) == ("fail", 1, "engine")
+    assert "no token for over 15 s" in found.cause
+    assert "rltop engine restart --engine 1" in found.advice
+    assert verdict("cluster.stall", seen(own("0", "SUSPECT"), own("1", "HEALTHY"))).status != "fail"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from rltop.checks.events import ERRORS, last_time, number, of_kind, side, who, whole, word
 from rltop.checks.found import LogEvent
-from rltop.checks.observe import Observations
-from rltop.checks.phrase import missing, of_event, of_place, span
+from rltop.checks.observe import EngineFact, Observations
+from rltop.checks.phrase import brief, clock, missing, of_event, of_place, span
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Status, Verdict
 
@@ -37,7 +37,10 @@ class _Phase:
 
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
-    """One verdict: the phase that has been open for too long, an engine without batches, or none."""
+    """One verdict for each engine of rltop's own that hangs; else one: the phase that has been open for too long, an
+    engine without batches, or none."""
+    if hung := [fact for fact in obs.engines if fact.owned and fact.hung]:
+        return [_hung(obs, fact) for fact in hung]
     watched = obs.now is not None and obs.moved is not None
     if obs.live and not watched:
         return [Verdict(ID, "skip", cause="how long nothing has moved is not known yet")]
@@ -62,6 +65,26 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         return [Verdict(ID, "pass", value={"open": [phase.name for phase in opened[-4:]]}, cause=cause)]
     value = {"open": {phase.name: round(_open_s(obs, phase, now), 1) for phase in opened[-4:]}}
     return [Verdict(ID, "pass", value=value, cause=cause)]
+
+
+def _hung(obs: Observations, fact: EngineFact) -> Verdict:
+    """An engine of rltop's own whose signals say so: nobody has to wait until the trainer's phase is overdue."""
+    why = brief(fact.cause) or "it holds work and makes no token"
+    at = f" since {clock(fact.since)}" if fact.since is not None else ""
+    return Verdict(
+        ID,
+        "fail",
+        engine=int(fact.id) if fact.id.isdigit() else fact.id,
+        value={"phase": "serving", "side": "engine", "state": fact.state},
+        threshold={"hung": False},
+        evidence=(Evidence(f"engine {fact.id}", None, f"{fact.state}: {fact.cause}"[:200]),),
+        cause=f"Engine {fact.id} stands still{at}: {why}.",
+        advice=(
+            f"rltop engine restart --engine {fact.id}",
+            f"py-spy dump --pid <scheduler pid of engine {fact.id}>, before the restart: it says where it stands",
+            'on_hang = "restart" in [engines] (then rltop does it by itself)',
+        ),
+    )
 
 
 def _phases(obs: Observations) -> list[_Phase]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rltop.checks.events import engine_life
 from rltop.checks.found import HttpCall, LogEvent
 from rltop.checks.observe import Observations, Where
 from rltop.checks.phrase import missing, of_event, of_place
@@ -21,6 +22,8 @@ STALE = "engine.stale-kv"
 TAGS = ("weights", "kv_cache")
 """What a release without tags gives away for certain. SGLang knows a third type, `cuda_graph`, which is only released
 where its memory saver holds graphs; it must come back where a release names it."""
+OWN_FLUSH_S = 2.0
+"""A flush so shortly before the access line of an update is the update's own (the lines have whole seconds)."""
 _GENERATE = ("/generate", "/v1/completions", "/v1/chat/completions", "/health_generate", "/encode")
 _RELEASED = "cannot be accessed from Triton"
 """What a real engine raises when a health check or a request touches memory that was released."""
@@ -198,6 +201,8 @@ def _at(call: Call) -> Evidence:
 class _Cache:
     update: LogEvent | None = None
     flushed: bool = False
+    emptied: float | None = None
+    """When it was last flushed."""
     failed: LogEvent | None = None
     waiting: bool = False
     clean: int = 0
@@ -206,14 +211,16 @@ class _Cache:
 
 def check_cache(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     """One verdict per engine whose first prefill after an update took tokens of the old cache."""
-    caches: dict[Engine, _Cache] = {}
+    caches: dict[tuple[Engine, int], _Cache] = {}
     for event in sorted(obs.events, key=lambda event: event.order):
-        _watch(caches.setdefault(event.engine if event.engine is not None else event.pid, _Cache()), event)
+        engine = event.engine if event.engine is not None else event.pid
+        life = engine_life(event.where.source)  # a new process has a cache of its own
+        _watch(caches.setdefault((engine, life[1] if life else 0), _Cache()), event)
     flushes = [
         call for call in obs.http if is_update(call.path) and call.body.get("flush_cache") is True and success(call)
     ]
     found = []
-    for engine, cache in caches.items():
+    for (engine, _), cache in caches.items():
         if cache.stale and not (flushes and cache.stale[0][2] is None):
             found.append(_stale(engine, cache))
     if found:
@@ -229,14 +236,18 @@ def _watch(cache: _Cache, event: LogEvent) -> None:
     path, status = str(event.data.get("path") or ""), event.data.get("status")
     if event.kind == "http" and path.endswith("/flush_cache"):
         cache.flushed = cache.flushed or status == 200
+        cache.emptied = event.time if status == 200 else cache.emptied
     elif event.kind in ("release", "flushed") or (event.kind == "http" and path.endswith("/release_memory_occupation")):
-        cache.flushed = True
+        cache.flushed, cache.emptied = True, event.time
     elif event.kind == "flush_failed":
-        cache.failed, cache.flushed = event, False
+        cache.failed, cache.flushed, cache.emptied = event, False, None
     elif event.kind == "http" and is_update(path) and status == 200:
         if not cache.waiting:
             cache.update = event
         cache.waiting = True
+        # An update flushes before it answers: a request that waited for it may be served before its access line.
+        own = event.time is not None and cache.emptied is not None and 0 <= event.time - cache.emptied <= OWN_FLUSH_S
+        cache.flushed = cache.flushed or own
     elif event.kind == "prefill":
         reused = event.data.get("cached_token")
         if cache.waiting and cache.update is not None and isinstance(reused, int):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from rltop.checks.facts import owned
 from rltop.checks.found import Document, HttpCall, LogEvent
 from rltop.checks.names import layers_of, ranges, some
 from rltop.checks.observe import Observations, Where
@@ -22,6 +23,7 @@ _ZERO = re.compile(r"all[- ]?zero|all zeros|is zero|zeroed", re.IGNORECASE)
 _ERROR = re.compile(r"max_abs_(?:err|diff|error)\s*[=:]\s*(?P<value>[\d.eE+-]+)")
 _LISTS = ("tensors", "mismatched", "mismatches", "failed", "different", "errors", "details")
 _PUSHED = ("pushed", "sent", "trainer", "megatron", "converted", "source")
+_SERVING = frozenset({"HEALTHY", "SUSPECT"})
 _EXPECTED = ("expected", "engine", "checkpoint", "hf", "target", "received")
 
 
@@ -44,6 +46,33 @@ def check_failed(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     return [_refused(obs, engine, all_of) for engine, all_of in list(refusals.items())[:MOST_ENGINES]]
 
 
+def _taken_since(obs: Observations, engine: int | str | None, refused: list[Update]) -> str:
+    """The version that the engine holds as a whole since its last refusal; empty where nothing shows one.
+
+    Either rltop, whose engine it is, asked it and it holds the newest version; or a later push was taken that was no
+    delta (a delta is not sent again, so one that is taken repairs nothing).
+    """
+    pushes = ordered(obs.syncs)
+    mine = [fact for fact in obs.engines if fact.owned and (engine is None or fact.id == str(engine))]
+    newest = pushes[-1].version if pushes else ""
+    if newest and mine and all(fact.state in _SERVING and fact.weight_version == newest for fact in mine):
+        return newest
+    last = max((update.time for update in refused if update.time is not None), default=None)
+    held = ""
+    for sync in pushes:
+        spoiled = {one.engine for one in mismatches(sync)}
+        for answer in sync.engines:
+            if engine is None or answer.engine != str(engine):
+                continue
+            late = last is None or sync.time is None or sync.time >= last
+            whole = answer.ok and answer.engine not in spoiled and "delta" not in sync.transport
+            if not answer.ok:
+                held = ""
+            elif whole and late:
+                held = sync.version
+    return held
+
+
 def _refused(obs: Observations, engine: int | str | None, refused: list[Update]) -> Verdict:
     first = refused[0]
     partial = any("partial" in update.message.lower() for update in refused)
@@ -53,23 +82,41 @@ def _refused(obs: Observations, engine: int | str | None, refused: list[Update])
     told = f": {brief(first.message)}" if first.message else ""
     syncs = [of_sync(s) for s in ordered(obs.syncs) if first.where is None and s.version == first.version][:1]
     places = [of_place(update.where) for update in refused if update.where][:3]
+    value: dict[str, object] = {
+        "endpoint": first.endpoint or None,
+        "message": first.message[:400],
+        "version": first.version or None,
+        "partial": partial,
+    }
+    evidence = tuple(places or syncs) or (Evidence("weights", None, first.message or "refused"),)
+    if held := _taken_since(obs, engine, refused):
+        which = f" to version {first.version}" if first.version else ""
+        return Verdict(
+            FAILED,
+            "info",
+            rollout=first.rollout,
+            step=first.step,
+            engine=engine,
+            value=value | {"holds": held},
+            threshold={"success": True},
+            evidence=evidence,
+            cause=f"{who} refused the update{which}{at}{told}. It holds version {held} since.",
+        )
+    mine = owned(obs, engine) if engine is not None else ()
     return Verdict(
         FAILED,
         "fail",
         rollout=first.rollout,
         step=first.step,
         engine=engine,
-        value={
-            "endpoint": first.endpoint or None,
-            "message": first.message[:400],
-            "version": first.version or None,
-            "partial": partial,
-        },
+        value=value,
         threshold={"success": True},
-        evidence=tuple(places or syncs) or (Evidence("weights", None, first.message or "refused"),),
+        evidence=evidence,
         cause=f"{who} refused the update{at}{told}. It {state} until a full push or a restart, also if "
         "the run goes on; a delta is not sent again.",
-        advice=(
+        advice=(f"rltop engine restart --engine {mine[0]}, if rltop does not bring it back by itself",)
+        if mine
+        else (
             f"drop the rollouts of {who.lower()} since then",
             "restart the engine with a full load, then push once more"
             if partial
