@@ -27,6 +27,9 @@ QUIET_POLLS = 3
 """Then a traceback at the end of a log is taken to be over: who hangs behind it writes no next line."""
 MOST_LOGS = 256
 MOST_EVENTS = 8_000
+KEPT_FIRST = 16
+KEPT_NEWEST = 48
+"""Of the logs that were followed and are not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,22 @@ class LogWatch:
 
     def poll(self, wanted: Mapping[str, tuple[Path, int]]) -> Logs | None:
         """Read what is new; None when nothing is."""
-        news = False
+        news = self._retire(wanted)
         for name, (path, start) in list(wanted.items())[:MOST_LOGS]:
             followed = self._followed.get(name)
             if followed is None:
                 followed = self._followed[name] = _Followed(Tail(path, position(path, start)), LogScan(name, live=True))
             news = self._read(name, followed) or news
         return self._all() if news else None
+
+    def _retire(self, wanted: Mapping[str, tuple[Path, int]]) -> bool:
+        """Forget the oldest of the logs that nobody writes any more: an engine that crashes again and again leaves one
+        for each of its processes. The first ones stay: there stands the first fault."""
+        over = [name for name in self._followed if name not in wanted]
+        gone = over[KEPT_FIRST : len(over) - KEPT_NEWEST] if len(over) > KEPT_FIRST + KEPT_NEWEST else []
+        for name in gone:
+            self._followed.pop(name).tail.close()
+        return bool(gone)
 
     def _read(self, name: str, followed: _Followed) -> bool:
         news = False

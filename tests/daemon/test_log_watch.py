@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rltop.daemon.live_checks import LiveChecks
-from rltop.daemon.log_watch import LogWatch, position
+from rltop.daemon.log_watch import KEPT_FIRST, KEPT_NEWEST, LogWatch, position
 from tests.daemon.util import Viewer, real_daemon
 
 OOM = (
@@ -74,6 +74,32 @@ def test_a_log_that_is_replaced_starts_anew(tmp_path: Path, found: LogWatch) -> 
     seen = found.poll(wanted)
     assert seen is not None
     assert [event for event in seen.events if "oom" in event.kind] == []
+
+
+def test_each_process_of_an_engine_has_its_own_log_and_its_number(tmp_path: Path, found: LogWatch) -> None:
+    wanted: dict[str, tuple[Path, int]] = {}
+    for at, life in enumerate(("0/1", "0/2", "eu-1/1")):
+        path = tmp_path / life.replace("/", "-")
+        path.write_text("CUDA error: an illegal memory access was encountered\n" * (at + 1))
+        wanted = {f"train/engines/{life}/stdout.log": (path, 0)}  # only the newest is wanted
+        seen = found.poll(wanted)
+    assert seen is not None
+    faults = [event for event in seen.events if event.kind == "ima"]
+    assert {(event.engine, event.owner) for event in faults} == {(0, "engine"), ("eu-1", "engine")}
+    assert len(faults) == 6, "what the processes before wrote is still known"
+
+
+def test_an_engine_that_crashes_for_ever_does_not_fill_the_memory(tmp_path: Path, found: LogWatch) -> None:
+    most = KEPT_FIRST + KEPT_NEWEST
+    for generation in range(1, most + 20):
+        path = tmp_path / str(generation)
+        path.write_text("CUDA error: an illegal memory access was encountered\n")
+        seen = found.poll({f"engines/0/{generation}/stdout.log": (path, 0)})
+    assert seen is not None
+    assert len(seen.sources) == most + 1
+    names = [source.source for source in seen.sources]
+    assert names[0] == "engines/0/1/stdout.log", "the first fault stays"
+    assert names[-1] == f"engines/0/{most + 19}/stdout.log"
 
 
 def test_metrics_of_a_log_count_where_nobody_streams_any(tmp_path: Path, found: LogWatch) -> None:

@@ -121,5 +121,7 @@ def test_owner_by_actor(name: str, owner: str) -> None:
 def test_owner_by_file() -> None:
     assert owner_of_file("logs/rank3.log") == ("trainer", 3, None)
     assert owner_of_file("engine_2.log") == ("engine", None, 2)
+    assert owner_of_file("train/engines/3/12/stdout.log") == ("engine", None, 3)
+    assert owner_of_file("engines/eu-1/1/stdout.log") == ("engine", None, "eu-1")
     assert owner_of_file("dmesg_node-a.txt")[0] == "host"
     assert owner_of_file("stdout.txt") == ("", None, None)
