@@ -75,7 +75,8 @@ def show(place: Place, engines: str, *, as_json: bool) -> int:
     if fleet:
         required = fleet.get("required") or {}
         weights = f"; required weights {required.get('version')} ({required.get('source')})" if required else ""
-        note(f"{fleet.get('serving')} of {fleet.get('total')} serve, at least {fleet.get('keep')} are kept{weights}")
+        kept = f"a rolling change keeps at least {fleet.get('keep')}"
+        note(f"{fleet.get('serving')} of {fleet.get('total')} serve; {kept}{weights}")
     if others := [name for name in chosen if state[f"engine/{name}"].get("owner") == "other"]:
         note(f"not rltop's: {', '.join(others)}: others run them, only what HTTP allows can be done")
     for op in _ops(state):
@@ -157,7 +158,8 @@ def why_words(engine: Mapping[str, Any], now: float) -> str | None:
 
 
 def act(place: Place, ask: Ask, *, as_json: bool) -> int:
-    """Send the command and follow its operation to the end. Exit code 1 when it failed or was cancelled.
+    """Send the command and follow its operation to the end. Exit code 1 when it failed or was cancelled, or a
+    toggle that was asked for has no effect.
 
     Raises RltopError: refused (exit code 2; 1 when only the moment is wrong), the run can not be reached.
     """
@@ -187,8 +189,12 @@ async def _act(place: Place, ask: Ask, begun: list[str], *, as_json: bool) -> in
         if ask.dry_run or not ask.wait:
             if as_json:
                 print_json({"run": mirror.run, "op": answer.op, "dry_run": ask.dry_run, "plan": answer.plan})
+            elif ask.dry_run:
+                print("\n".join(clean(line) for line in answer.plan))
             else:
-                print("\n".join(clean(line) for line in (answer.plan if ask.dry_run else [f"operation {answer.op}"])))
+                for line in answer.plan:
+                    note(clean(line))
+                print(clean(f"operation {answer.op}"))
             return 0
         begun.append(answer.op)
         for line in answer.plan:
@@ -196,12 +202,28 @@ async def _act(place: Place, ask: Ask, begun: list[str], *, as_json: bool) -> in
         op = await _followed(client, answer.op)
         begun.clear()
         seconds = time.monotonic() - start
+        engines = {name: mirror.state.get(f"engine/{name}") or {} for name in chosen}
+        ignored = _without_effect(ask, engines)
         if as_json:
-            engines = {name: mirror.state.get(f"engine/{name}") for name in chosen}
-            print_json({"run": mirror.run, **_told(op, seconds), "plan": answer.plan, "engines": engines})
+            told = {**_told(op, seconds), "ignored": ignored, "plan": answer.plan, "engines": engines}
+            print_json({"run": mirror.run, **told})
         else:
-            print(clean(f"{op['state']} in {seconds:.1f} s") + (f": {op['text']}" if op["text"] else ""))
-        return 0 if op["state"] == "done" else 1
+            effect = "".join(f", without effect on engine {name}: {', '.join(one)}" for name, one in ignored.items())
+            print(clean(f"{op['state']} in {seconds:.1f} s{effect}") + (f": {op['text']}" if op["text"] else ""))
+        return 0 if op["state"] == "done" and not ignored else 1
+
+
+def _without_effect(ask: Ask, engines: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Engine -> toggles that were asked for and have no effect there: it serves, but not as it was meant to."""
+    if ask.command not in ("engine-set", "engine-ab", "engine-revert"):
+        return {}
+    asked = ask.args.get("changes")  # a revert asks for every argument of the generation before
+    found = {
+        name: [toggle for toggle in engine.get("ignored") or () if asked is None or toggle in asked]
+        for name, engine in engines.items()
+        if ask.command != "engine-ab" or engine.get("arm") == "B"
+    }
+    return {name: toggles for name, toggles in found.items() if toggles}
 
 
 def refused(ask: Ask, answer: Rejected) -> RltopError:

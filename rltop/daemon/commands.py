@@ -318,9 +318,10 @@ class Commands:
         self._advance(op, "running")
         try:
             text = await work(lambda stage: self._advance(op, "running", stage=stage[:MAX_NOTE]))
-        except asyncio.CancelledError:
-            # Where it stood is the last of its stages.
-            self._advance(op, "cancelled", text=self._rows[op]["text"] or "called off", ended=self._core.now())
+        except asyncio.CancelledError as error:
+            # Else where it stood is the last of its stages.
+            text = str(error) or self._rows[op]["text"] or "called off"
+            self._advance(op, "cancelled", text=text, ended=self._core.now())
         except RltopError as error:
             self._advance(op, "failed", text=str(error), ended=self._core.now())
         except Exception as error:

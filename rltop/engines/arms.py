@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rltop.engines.ab import Arm, Comparison
+from rltop.engines.cautions import unlike
 from rltop.engines.requests import Ab, AbEnd, Request
 from rltop.engines.scrape import EngineStats
 from rltop.engines.supervisor import Engine
@@ -33,6 +34,8 @@ class Arms:
         self._clock = clock
         self._wall = wall
         self._comparison: Comparison | None = None
+        self._unlike = ""
+        """In what its engines differed before: that is compared too."""
 
     def settle(self, request: Ab | AbEnd | None = None) -> None:
         """After a change of arms: whoever was asked for and is not in arm B is arm A, as long as there is an arm B.
@@ -60,6 +63,8 @@ class Arms:
             self._comparison = None
         elif self._comparison is None or self._comparison.arms != arms:
             self._comparison = Comparison(arms, self._clock())
+            records = {name: self._engines[name].record for name in arms}
+            self._unlike = unlike({name: one.ab_base or one.config for name, one in records.items()}, self._engines)
 
     def looked(self, engine_id: str, stats: EngineStats, now: float) -> None:
         """A scrape of an engine that serves."""
@@ -89,5 +94,5 @@ class Arms:
             "since": round(found.since + self._wall() - self._clock(), 1),
             "arms": dict(found.arms),
             "rows": [row.cell() for row in found.rows()],
-            "verdict": found.verdict(),
+            "verdict": found.verdict() + (f"; the engines differed before: {self._unlike}" if self._unlike else ""),
         }

@@ -174,8 +174,18 @@ class Fleet:
         self._operations[task] = plan.targets
         try:
             return await self._do(plan, stage)
+        except asyncio.CancelledError:
+            # Whoever cancels a roll in its middle has to know which engines have what.
+            raise asyncio.CancelledError(self._where_they_stand(plan)) from None
         finally:
             del self._operations[task]
+
+    def _where_they_stand(self, plan: FleetPlan) -> str:
+        def standing(name: str) -> str:
+            config, changes = plan.configs.get(name), bool(plan.diff.get(name))
+            return rolling.standing(self._engines[name], plan.generations[name], config, changes=changes)
+
+        return "; ".join(standing(name) for name in plan.targets if name in self._engines and name in plan.generations)
 
     async def _do(self, plan: FleetPlan, stage: Stage) -> str:
         request = plan.request
@@ -216,6 +226,8 @@ class Fleet:
         with rolling.holding(engines, _name(request)):
             await self._each(rolling.arrived(engine, stage) for engine in engines)
         rest = tuple(name for name in names if name not in moved)
+        if isinstance(request, Revert):  # one that is stopped was put back at once, or may be put back by hand
+            rest = tuple(name for name in rest if self._engines[name].record.goal.run)
         if not rest or isinstance(request, (Ab, AbEnd)):
             self._arms.settle()
             return f"engines {', '.join(moved) or 'none'} were brought to their new generation"
@@ -346,8 +358,16 @@ class Fleet:
     async def _restart(self, request: Request, plan: FleetPlan, chosen: list[Engine], stage: Stage) -> str:
         if not isinstance(request, (SetToggles, Restart, Revert, Ab, AbEnd)):
             raise TypeError(f"not a restart: {request}")
-        steps = [Next(engine=one, config=plan.configs[one.id], fields=arm_fields(request, one)) for one in chosen]
-        cause = _cause(_verb(request), request)
+        cause, told = _cause(_verb(request), request), []
+        for one in chosen:
+            if one.id in plan.stays:
+                one.note(config=plan.configs[one.id], **arm_fields(request, one))
+                told.append(f"engine {one.id}: stays stopped, with other arguments for its next start")
+        steps = [
+            Next(engine=one, config=plan.configs[one.id], fields=arm_fields(request, one))
+            for one in chosen
+            if one.id not in plan.stays
+        ]
         try:
             if isinstance(request, (Ab, AbEnd)) or request.mode == "rolling":
                 done = await rolling.roll(steps, self._engines, keep=request.keep, cause=cause, stage=stage)
@@ -356,7 +376,7 @@ class Fleet:
         finally:
             if isinstance(request, (Ab, AbEnd)):
                 self._arms.settle(request)
-        return "; ".join(done)
+        return "; ".join([*done, *told])
 
     async def _synced(self, request: Synced) -> str:
         """The trainer pushed; the engine is asked."""

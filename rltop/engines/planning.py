@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rltop.engines.cautions import nobody_serves, unlike
 from rltop.engines.chores import model_config
 from rltop.engines.flags import parse
 from rltop.engines.requests import (
@@ -73,7 +74,7 @@ def make_plan(request: Request, engines: Mapping[str, Engine], launchers: Mappin
         case Start():
             return _start(request, chosen)
         case Stop():
-            return _stop(request, chosen)
+            return _stop(request, chosen, engines)
         case _:
             return _restarts(request, engines, chosen)
 
@@ -184,12 +185,13 @@ def _start(request: Start, chosen: list[Engine]) -> FleetPlan | Refused:
     return _plan(request, steps, waiting)
 
 
-def _stop(request: Stop, chosen: list[Engine]) -> FleetPlan | Refused:
+def _stop(request: Stop, chosen: list[Engine], engines: Mapping[str, Engine]) -> FleetPlan | Refused:
     running = [one for one in chosen if one.slot.state is not State.STOPPED or one.record.goal.run]
     if not running:
         return Refused(code="bad-args", why="every engine that was named is stopped")
     steps = [f"engine {one.id}: drain, TERM, reclaim; it stays stopped" for one in running]
-    return _plan(request, steps, running)
+    caution = nobody_serves(engines, [one.id for one in running], "afterwards, until one is started")
+    return _plan(request, [*steps, *_given(caution)], running, _given(caution))
 
 
 def _one(request: Synced | Http, target: str, engines: Mapping[str, Engine]) -> FleetPlan | Refused:
@@ -209,10 +211,11 @@ def _one(request: Synced | Http, target: str, engines: Mapping[str, Engine]) -> 
     return _plan(request, [f"engine {target}: {request.action}"], [engine])
 
 
-def _plan(request: Request, steps: list[str], chosen: list[Engine]) -> FleetPlan:
+def _plan(request: Request, steps: list[str], chosen: list[Engine], warnings: Sequence[str] = ()) -> FleetPlan:
     return FleetPlan(
         request=request,
         steps=steps,
+        warnings=list(warnings),
         targets=tuple(one.id for one in chosen),
         generations={one.id: one.slot.generation for one in chosen},
     )
@@ -224,16 +227,20 @@ def _plan(request: Request, steps: list[str], chosen: list[Engine]) -> FleetPlan
 def _restarts(
     request: SetToggles | Restart | Revert | Ab | AbEnd, engines: Mapping[str, Engine], chosen: list[Engine]
 ) -> FleetPlan | Refused:
-    """A rolling or simultaneous restart with these engines' next arguments."""
+    """A rolling or simultaneous restart with these engines' next arguments. One that is stopped stays so, unless it is
+    named to be restarted."""
+    warnings: list[str] = []
     if isinstance(request, Ab):
+        chosen = [one for one in chosen if one.record.goal.run]
         arms = _arms(request, engines, chosen)
         if isinstance(arms, Refused):
             return arms
+        warnings += _given(_differ(chosen, engines))
         chosen = arms
     steps: list[str] = []
     diff: dict[str, list[str]] = {}
     configs: dict[str, Config] = {}
-    warnings: list[str] = []
+    stays: list[str] = []
     for engine in chosen:
         found = _next_config(request, engine)
         if isinstance(found, Refused):
@@ -241,28 +248,61 @@ def _restarts(
         config, notes = found
         lines = differences(engine.record.config, config)
         if not lines and isinstance(request, (SetToggles, Ab)):
+            steps.append(f"engine {engine.id}: nothing changes, that is set already")
             continue
         configs[engine.id], diff[engine.id] = config, lines
-        number = engine.slot.generation
-        steps += [f"engine {engine.id}: generation {number} -> {number + 1}", *_indented(lines), *_indented(notes)]
+        stopped = not engine.record.goal.run
+        if stopped and not isinstance(request, Restart):
+            stays.append(engine.id)
+        steps += [_step(engine, starts=engine.id not in stays), *_indented(lines), *_indented(notes)]
         warnings += [note for note in notes if note not in warnings]
     if not configs:
         assert isinstance(request, (SetToggles, Ab)), "a restart changes its generation"
         asked = ", ".join(f"{name}={value}" for name, value in request.changes.items())
         do = "rltop engine restart restarts as it is"
         return Refused(code="bad-args", why=f"nothing would change: {asked} is set already", do=do)
-    order = _order(request, engines, list(configs))
+    moving = [name for name in configs if name not in stays]
+    order = _order(request, engines, moving)
     if isinstance(order, Refused):
         return order
+    together = not isinstance(request, (Ab, AbEnd)) and request.mode == "at-once"
+    if moving and (together or keep_serving(request.keep, engines) == 0) and not order.endswith(_ALONE):
+        until = "until the first is back" if len(moving) > 1 else "until it is back"
+        warnings += _given(nobody_serves(engines, moving, until))
+    cautions = [text for text in warnings if text.startswith(_WARNING)]
+    noted = {line.strip() for line in steps}
     return FleetPlan(
         request=request,
-        steps=[*steps, order],
+        steps=[*steps, *(text for text in cautions if text not in noted), order],
         diff=diff,
         targets=tuple(configs),
         generations={name: engines[name].slot.generation for name in configs},
         configs=configs,
+        stays=tuple(stays),
         warnings=warnings,
     )
+
+
+_WARNING = "warning: "
+_ALONE = "; no other engine serves meanwhile"
+
+
+def _given(text: str) -> list[str]:
+    return [text] if text else []
+
+
+def _step(engine: Engine, *, starts: bool) -> str:
+    number = engine.slot.generation
+    if not starts:
+        return f"engine {engine.id}: it is stopped and stays so; when it is started it gets"
+    return f"engine {engine.id}: generation {number} -> {number + 1}" + (
+        "" if engine.record.goal.run else " (it is stopped: it is started)"
+    )
+
+
+def _differ(chosen: Sequence[Engine], engines: Mapping[str, Engine]) -> str:
+    words = unlike({one.id: one.record.config for one in chosen}, engines)
+    return f"{_WARNING}the engines differ already, and that is compared too: {words}" if words else ""
 
 
 def _arms(request: Ab, engines: Mapping[str, Engine], chosen: list[Engine]) -> list[Engine] | Refused:
@@ -271,7 +311,8 @@ def _arms(request: Ab, engines: Mapping[str, Engine], chosen: list[Engine]) -> l
         why = "an A/B comparison is running already"
         return Refused(code="bad-args", why=why, do="rltop engine ab-end ends it")
     if len(chosen) < 2:
-        return Refused(code="bad-args", why="an A/B comparison needs at least two engines", do="name two or more")
+        why = "an A/B comparison needs at least two engines that run"
+        return Refused(code="bad-args", why=why, do="name two or more")
     return chosen[1::2]
 
 
@@ -286,6 +327,8 @@ def _next_config(
         case AbEnd():
             return record.ab_base or record.config, []
         case Revert():
+            if not record.goal.run and record.config != record.running:
+                return record.running, [f"as in generation {record.generation}: the change was never started"]
             if record.before is None:
                 why = f"engine {engine.id} has no earlier generation with other arguments"
                 return Refused(code="bad-args", why=why)
@@ -340,6 +383,8 @@ def _order(
     request: SetToggles | Restart | Revert | Ab | AbEnd, engines: Mapping[str, Engine], targets: list[str]
 ) -> str | Refused:
     """How the restarts follow each other, in words."""
+    if not targets:
+        return "no engine is started or stopped"
     when = " at the next safe point" if request.when == "safe-point" else ""
     mode = "rolling" if isinstance(request, (Ab, AbEnd)) else request.mode
     named = f"engine{'s' if len(targets) > 1 else ''} {', '.join(targets)}"
@@ -350,10 +395,14 @@ def _order(
     if keep is not None and (keep < 0 or keep >= max(total, 1)):
         why = f"keep {keep} of {total} engines serving, and restart {named}: that cannot be"
         return Refused(code="bad-args", why=why, do=f"give keep between 0 and {max(total - 1, 0)}")
+    turns = " one after the other" if len(targets) > 1 else ""
+    others = [one.id for one in engines.values() if one.record.goal.run and one.id not in targets]
     kept = keep_serving(keep, engines)
-    if kept == 0 and total <= 1:
-        return f"restart {named}{when}; no other engine serves meanwhile"
-    return f"restart {named} one after the other{when}; at least {kept} of {total} go on serving"
+    if kept == 0 and not others and len(targets) == 1:
+        return f"restart {named}{turns}{when}{_ALONE}"
+    if not any(engines[name].record.goal.run for name in targets):
+        return f"start {named}{when}; the others are not touched"
+    return f"restart {named}{turns}{when}; at least {kept} of {total} go on serving"
 
 
 def keep_serving(keep: int | None, engines: Mapping[str, Engine]) -> int:

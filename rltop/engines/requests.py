@@ -77,7 +77,7 @@ class StartEngines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetToggles:
-    """Restart engines with other logical toggles (`engines/toggles.py`)."""
+    """Restart engines with other logical toggles (`engines/toggles.py`); a stopped one only gets the arguments."""
 
     targets: tuple[str, ...] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +122,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revert:
-    """Restart with the arguments and environment of the generation before the last change."""
+    """Restart with the arguments and environment of the generation before the last change; one that is stopped only
+    gets them."""
 
     targets: tuple[str, ...] = ()
     mode: Mode = "rolling"
@@ -201,4 +202,6 @@ class FleetPlan:
     """Engine id -> generation the plan was made for."""
     configs: Mapping[str, Config] = field(default_factory=dict)
     """Engine id -> arguments and environment it will be started with."""
+    stays: tuple[str, ...] = ()
+    """Engines of `configs` that are stopped and stay so: they get the arguments, and are not started."""
     warnings: list[str] = field(default_factory=list)

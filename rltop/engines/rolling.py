@@ -186,7 +186,7 @@ async def restart(step: Next, cause: str, stage: Stage) -> str:
         call_off(engine, before)
         raise
     if not why:
-        return f"engine {engine.id}: {times(engine.marks)}"
+        return _came(engine)
     back = await _go_back(engine, stage)
     raise RltopError(f"engine {engine.id} did not come up as generation {number}", why=why, do=back, exit_code=1)
 
@@ -196,7 +196,7 @@ async def arrived(engine: Engine, stage: Stage) -> str:
     why = await _arrival(engine, engine.record.goal.generation, stage)
     if why:
         raise RltopError(f"engine {engine.id} did not come up", why=why, do=_log(engine), exit_code=1)
-    return f"engine {engine.id}: {times(engine.marks)}"
+    return _came(engine)
 
 
 async def _arrival(engine: Engine, number: int, stage: Stage) -> str:
@@ -266,7 +266,7 @@ async def start(engine: Engine, cause: str, stage: Stage, *, answering: bool = F
     why = await _arrival(engine, number, stage)
     if why:
         raise RltopError(f"engine {engine.id} did not start", why=why, do=_log(engine), exit_code=1)
-    return f"engine {engine.id}: {times(engine.marks)}"
+    return _came(engine)
 
 
 async def answers(engine: Engine, stage: Stage) -> str:
@@ -288,7 +288,7 @@ async def answers(engine: Engine, stage: Stage) -> str:
         found = f"it is still {engine.slot.state}: {engine.slot.cause}"
     if found != "answers":
         raise RltopError(f"engine {engine.id} did not start", why=found, do=_log(engine), exit_code=1)
-    return f"engine {engine.id} answers"
+    return f"engine {engine.id} answers{_ignored(engine)}"
 
 
 async def stop(engine: Engine, cause: str, stage: Stage, *, drain: bool = True) -> str:
@@ -312,6 +312,35 @@ async def stop(engine: Engine, cause: str, stage: Stage, *, drain: bool = True) 
         call_off(engine, before)
         raise
     return f"engine {engine.id}: {times(engine.marks)}"
+
+
+def _came(engine: Engine) -> str:
+    """How long it took, and what it was asked for without effect: it serves, but not as it was meant to."""
+    return f"engine {engine.id}: {times(engine.marks)}{_ignored(engine)}"
+
+
+def _ignored(engine: Engine) -> str:
+    found = engine.watch.verified
+    if found is None or not found.ignored:
+        return ""
+    words = [f"{name}={found.wanted[name]} (it runs with {found.toggles[name].value})" for name in found.ignored]
+    return f", but without effect: {', '.join(words)}"
+
+
+def standing(engine: Engine, before: int, config: Config | None, *, changes: bool) -> str:
+    """Where an engine stands after its operation was cancelled. before, config: its generation when that was planned,
+    and the arguments that it was to get; changes: they are other ones."""
+    slot, goal = engine.slot, engine.record.goal
+    which = ", with the change" if engine.record.config == config else ", with its old arguments"
+    which = which if changes else ""
+    if not goal.run:
+        return f"engine {engine.id} {'is' if slot.state is State.STOPPED else 'will be'} stopped{which}"
+    if slot.generation < goal.generation:
+        return f"engine {engine.id} goes on to generation {goal.generation}{which}"
+    if slot.generation == before:
+        return f"engine {engine.id} stays generation {before}{which}"
+    coming = "" if slot.serves() else f" ({slot.state})"
+    return f"engine {engine.id} is generation {slot.generation}{coming}{which}"
 
 
 def _log(engine: Engine) -> str:

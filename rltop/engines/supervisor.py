@@ -132,10 +132,12 @@ class Engine:
         return self._offset
 
     def wanted(self) -> dict[str, str]:
-        """What the running generation's arguments ask for, toggle by toggle."""
-        if (found := self.watch.verified) is not None:
+        """What the running generation's arguments ask for, toggle by toggle; of a stopped engine those of the next."""
+        stopped = self.slot.state is State.STOPPED and not self.record.goal.run
+        if (found := self.watch.verified) is not None and not stopped:
             return dict(found.wanted)
-        config, version = self.record.running, self.record.version or VERSION
+        config = self.record.config if stopped else self.record.running
+        version = self.record.version or VERSION
         if self._read is None or self._read[:2] != (config, version):
             model = chores.model_config(self.record.declared.model_path)
             self._read = (config, version, read_argv(config.args, config.env, version=version, model=model))

@@ -64,7 +64,7 @@ def test_list(run: RunInfo, capsys: Capture) -> None:
     assert lines[0].split() == list(HEAD)
     assert re.match(r"0 +HEALTHY +\S+ +\d+ +default +- +- +ok +cuda_graph=", lines[1])
     assert "HEALTHY (other's)" in lines[4]
-    assert "3 of 3 serve, at least 1 are kept; required weights default (base)" in err
+    assert "3 of 3 serve; a rolling change keeps at least 1; required weights default (base)" in err
     assert "not rltop's: x" in err
     found = json_of(capsys, "engine", "list", "--engine", "0,x")
     assert list(found["engines"]) == ["0", "x"]
@@ -120,6 +120,20 @@ def test_what_fails_is_exit_code_1_with_its_reason(run: RunInfo, capsys: Capture
     assert json_of(capsys, "engine", "start", "--engine", "1")["state"] == "done"
 
 
+def test_a_toggle_without_effect_is_exit_code_1_and_said_in_the_last_line(run: RunInfo, capsys: Capture) -> None:
+    assert main(["engine", "set", "speculative=DFLASH", "--engine", "1,2"]) == 1
+    out = capsys.readouterr().out
+    words = "without effect on engine 1: speculative, without effect on engine 2: speculative"
+    assert re.fullmatch(rf"done in \d+\.\d s, {words}: engine 1, 2 done\n", out)
+    found = json_of(capsys, "engine", "set", "speculative=DFLASH", "--engine", "2", code=1)
+    assert (found["state"], found["ignored"]) == ("done", {"2": ["speculative"]})
+    assert json_of(capsys, "engine", "set", "cuda_graph=off", "--engine", "2")["ignored"] == {}, (
+        "nothing of this change"
+    )
+    for engine in "12":
+        assert json_of(capsys, "engine", "set", "speculative=off", "--engine", engine)["ignored"] == {}
+
+
 def test_mistakes(run: RunInfo, capsys: Capture) -> None:
     assert "did you mean 'cuda_graph'?" in refused(capsys, "set", "cuda_grph=off", "--engine", "0")
     assert "'cuda_graph' is no TOGGLE=VALUE" in refused(capsys, "set", "cuda_graph", "--engine", "0")
@@ -156,7 +170,9 @@ def test_an_operator_who_comes_second_is_told_and_ctrl_c_leaves_the_operation_go
     ops = {row["op"]: row["state"] for row in json_of(capsys, "engine", "list")["ops"]}
     assert ops[op] == "cancelled"
     assert main(["engine", "restart", "--engine", "0", "--no-wait"]) == 0
-    assert re.fullmatch(r"operation \d+\n", capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"operation \d+\n", out)
+    assert "Restart of engine 0" in err, "the plan is told, whoever waits for it"
     hold.unlink()
     wait_for(lambda: json_of(capsys, "engine", "list")["ops"][-1]["state"] == "done")
 

@@ -216,6 +216,8 @@ class FakeFleet:
         cell = {"url": "", "kind": slot["kind"], "pid": 0, "host": "", "version": "0.5.23", "log": str(log)}
         cell |= {"state": slot["state"], "generation": slot["generation"], "model_path": slot["model_path"]}
         cell |= {"weight_version": slot["weights"], "toggles": slot["toggles"], "wanted": slot["toggles"]}
+        # Whatever this value is asked of has no effect.
+        cell |= {"ignored": [toggle for toggle, value in slot["toggles"].items() if value == "DFLASH"]}
         cell |= {
             "since": self.engines._core.now(),
             "cause": "",

@@ -138,7 +138,8 @@ def test_an_ignored_flag_is_told(world: World) -> None:
         async with world.fleet() as fleet:
             await world.do(fleet, StartEngines(slots=slots(1)))
             await world.until_state("0", "HEALTHY")
-            await world.do(fleet, SetToggles(changes=OFF))
+            told = await world.do(fleet, SetToggles(changes=OFF))
+            assert told.endswith(" s, but without effect: radix_cache=off (it runs with on)")
             assert "radix_cache" in world.cells["0"]["ignored"]
             assert any("radix_cache=off had no effect" in text for level, text in world.told if level == "warn")
 
@@ -1016,6 +1017,114 @@ def test_a_stopped_engine_stays_stopped_until_it_is_started(world: World) -> Non
             assert refused(fleet, Start(targets=("0",))).code == "bad-args"
             await world.do(fleet, Start(targets=("1",)))
             assert world.state("1") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_a_change_of_a_stopped_engine_waits_for_its_start(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            await world.do(fleet, Stop(targets=("1",)))
+            plan = planned(fleet, SetToggles(changes=OFF))
+            assert plan.targets == ("0", "1")
+            assert "engine 1: it is stopped and stays so; when it is started it gets" in plan.steps
+            assert plan.steps[-1] == "restart engine 0; no other engine serves meanwhile"
+            told = await fleet.carry_out(plan, world.stages.append)
+            assert told.endswith("engine 1: stays stopped, with other arguments for its next start")
+            await asyncio.sleep(100)
+            assert [(world.state(name), world.cells[name]["generation"]) for name in "01"] == [
+                ("HEALTHY", 2),
+                ("STOPPED", 1),
+            ]
+            assert world.cells["1"]["wanted"]["radix_cache"] == "off"
+            alone = planned(fleet, Revert(targets=("1",), when="safe-point"))
+            assert alone.diff["1"] == ["- --disable-radix-cache"]
+            assert alone.steps[-1] == "no engine is started or stopped"
+            await fleet.carry_out(alone, world.stages.append)
+            assert (world.state("1"), fleet.launch("1")[0]) == ("STOPPED", ())
+            await world.do(fleet, SetToggles(targets=("1",), changes=OFF))
+            await world.do(fleet, Start(targets=("1",)))
+            assert world.cells["1"]["toggles"]["radix_cache"] == "off"
+            # A restart is asked for by name: it starts, and says so.
+            await world.do(fleet, Stop(targets=("0",)))
+            again = planned(fleet, Restart(targets=("0",), when="safe-point"))
+            assert again.steps == [
+                "engine 0: generation 2 -> 3 (it is stopped: it is started)",
+                "start engine 0 at the next safe point; the others are not touched",
+            ]
+
+    run_fleet(main)
+
+
+def test_a_plan_after_which_nobody_serves_says_so(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            last = "warning: no engine serves afterwards, until one is started; rollouts wait"
+            assert planned(fleet, Stop(targets=("0", "1"))).steps[-1] == last
+            assert planned(fleet, Stop(targets=("0",))).warnings == []
+            at_once = planned(fleet, Restart(mode="at-once"))
+            assert at_once.steps[-2:] == [
+                "warning: no engine serves until the first is back; rollouts wait",
+                "restart engines 0, 1 at once",
+            ]
+            assert planned(fleet, Restart(mode="at-once", targets=("0",))).warnings == []
+            assert planned(fleet, Restart()).warnings == []
+            assert planned(fleet, Restart(keep=0)).warnings == [at_once.warnings[0]]
+            await world.do(fleet, Stop(targets=("1",)))
+            assert planned(fleet, Stop(targets=("0",))).warnings == [f"{last} (engine 1 is STOPPED)"]
+            assert planned(fleet, Restart(targets=("0",))).steps[-1].endswith("no other engine serves meanwhile")
+
+    run_fleet(main)
+
+
+def test_a_comparison_of_engines_that_differ_already_says_in_what(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 3)
+            assert planned(fleet, Ab(changes=OFF)).warnings == []
+            await world.do(fleet, SetToggles(targets=("2",), changes={"overlap_schedule": "off"}))
+            plan = planned(fleet, Ab(changes=OFF))
+            assert plan.warnings == [
+                "warning: the engines differ already, and that is compared too: overlap_schedule on (0 1), off (2)"
+            ]
+            assert plan.warnings[0] in plan.steps
+            await fleet.carry_out(plan, world.stages.append)
+            shown = fleet.ab()
+            assert shown is not None
+            assert shown["verdict"].endswith("; the engines differed before: overlap_schedule on (0 1), off (2)")
+        async with world.fleet() as fleet:
+            shown = fleet.ab()
+            assert shown is not None
+            assert "differed before" in shown["verdict"], "also under the next daemon"
+
+    run_fleet(main)
+
+
+def test_a_cancelled_roll_says_which_engines_have_what(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 3)
+            await world.do(fleet, Stop(targets=("2",)))
+            work = asyncio.ensure_future(world.do(fleet, SetToggles(changes=OFF)))
+            await world.until(lambda: world.cells["0"]["generation"] == 2 and world.state("0") == "HEALTHY")
+            world.launcher.at("1").running = 3
+            await world.until_state("1", "DRAINING")
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await work
+            assert str(caught.value) == (
+                "engine 0 is generation 2, with the change; engine 1 stays generation 1, with its old arguments; "
+                "engine 2 is stopped, with the change"
+            )
+            await world.until_state("1", "HEALTHY")
+            work = asyncio.ensure_future(world.do(fleet, Restart(targets=("1",))))
+            world.launcher.at("1").running = 0
+            await world.until_state("1", "STOPPING")
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError, match="engine 1 goes on to generation 2"):
+                await work
 
     run_fleet(main)
 
