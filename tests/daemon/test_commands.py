@@ -20,6 +20,7 @@ class Desk:
         self.core = FakeCore()
         self.release = asyncio.Event()
         self.running = True
+        self.shutdown_begins = False
         self.order: list[str] = []
         self.mutes: dict[str, tuple[str, str]] = {}
         actions = Actions(
@@ -43,6 +44,8 @@ class Desk:
         return "stopped"
 
     async def _shutdown(self, stage: Stage) -> str:
+        if self.shutdown_begins:
+            return await self._stop(stage)
         raise OSError("no power to do so")
 
     async def take(self, name: str, command_id: str, **fields: Any) -> Accepted | Rejected:
@@ -102,6 +105,19 @@ async def test_an_operation_can_be_cancelled(desk: Desk) -> None:
     assert isinstance(answer, Accepted)
     assert (await desk.ended("2"))["state"] == "done"
     assert desk.core.table.get("op/1")["state"] == "cancelled"
+    assert desk.core.table.get("op/1")["text"] == "called off"
+
+
+async def test_a_shutdown_cannot_be_called_off_halfway(desk: Desk) -> None:
+    """Its engines would be stopped under a daemon that lives on."""
+    desk.shutdown_begins = True
+    await desk.take("shutdown", "1")
+    await desk.until(lambda: desk.core.table.get("op/1")["stage"] == "TERM")
+    answer = await desk.take("cancel", "2", target="1")
+    assert isinstance(answer, Rejected)
+    assert "a shutdown is not called off" in answer.why
+    desk.release.set()
+    assert (await desk.ended("1"))["state"] == "done"
 
 
 async def test_an_operation_that_raises_has_failed_and_says_why(desk: Desk) -> None:

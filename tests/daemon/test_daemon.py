@@ -349,6 +349,25 @@ def test_a_journal_of_a_newer_version_stops_the_start_with_its_reason(
     assert runs.list_runs() == []
 
 
+def test_engines_of_a_newer_version_stop_the_start_and_nothing_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLTOP_DIR", str(tmp_path))
+    run_dir = runs.make_run_dir("t-1")
+    slot = run_dir / "engines" / "0" / "slot.json"
+    slot.parent.mkdir(parents=True)
+    slot.write_text('{"schema": 2, "state": "SLEEPING"}')
+    with pytest.raises(RltopError, match="did not start") as caught:
+        spawn.start_daemon("t-1", config={"engines": {}}, trainer=["touch", str(tmp_path / "begun")])
+    assert caught.value.exit_code == 2
+    assert "this engine's slot was written by a newer rltop" in caught.value.why
+    assert "it ended with exit code 2" in caught.value.why
+    assert "Traceback" not in caught.value.why
+    assert slot.read_text() == '{"schema": 2, "state": "SLEEPING"}'
+    assert not (tmp_path / "begun").exists()
+    assert not (run_dir / "journal.sqlite").exists()
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,23 @@ async def test_the_trainer_has_its_engines_started(desk: Desk) -> None:
         "safe_point": True,
         "ab": None,
     }
+
+
+async def test_a_dry_run_of_a_start_makes_no_launcher(desk: Desk, tmp_path: Path) -> None:
+    desk.have()
+    launchers = desk.engines._launchers
+    before, cluster = dict(launchers), tmp_path / "engines" / "cluster.json"
+    wanted = {"slots": SLOTS, "launcher": "ray", "ray": {"address": "10.0.0.1:6379"}}
+    answer = await desk.take("engines-start", args=wanted, dry_run=True)
+    assert isinstance(answer, Accepted), answer
+    assert launchers == before
+    assert not cluster.exists()
+    assert (await desk.done("engines-start", args=wanted))["state"] == "done"
+    assert json.loads(cluster.read_text()) == {"address": "10.0.0.1:6379"}
+    made = launchers["ray"]
+    await desk.take("engines-start", args={**wanted, "ray": {"address": "10.0.0.2:6379"}}, dry_run=True)
+    assert launchers["ray"] is made
+    assert json.loads(cluster.read_text()) == {"address": "10.0.0.1:6379"}
 
 
 async def test_toggles_of_an_engine_say_what_may_be_chosen_and_why_not(desk: Desk) -> None:

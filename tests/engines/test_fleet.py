@@ -6,7 +6,9 @@ import asyncio
 import errno
 import fcntl
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -1002,6 +1004,48 @@ def test_stop_all_ends_everything_at_once_also_in_an_update_and_beside_an_operat
         async with world.fleet():
             await asyncio.sleep(100)
             assert world.launcher.alive() == [], "stopped is stopped"
+
+    run_fleet(main)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"port": -1}, "engine 0: there is no port -1"),
+        ({"port": 99_999_999}, "engine 0: there is no port 99999999"),
+        ({"args": ("--port", "1")}, "engine 0: --port in its args is not its owner's to give"),
+        ({"args": ("--host=::",)}, "engine 0: --host=:: in its args is not its owner's to give"),
+        ({"args": ("--tp-size", "1\0")}, "engine 0: an argument: a NUL character in '1\\x00'"),
+        ({"env": {"A": "x" * 131_072}}, f"engine 0: A: '{'x' * 40}'… has 131072 bytes"),
+        ({"env": {"A=B": "1"}}, "engine 0: 'A=B' cannot be the name of a variable"),
+        ({"env": {f"A{at}": "x" * 131_000 for at in range(9)}}, "of arguments and environment; at most 1048576"),
+        ({"model_path": "/m\0"}, "engine 0: model_path: a NUL character"),
+        ({"id": "../evil"}, "'../evil' cannot be an engine's id"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused_in_the_plan(world: World, fields: dict[str, Any], why: str) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            slot = replace(slots(1)[0], **fields)
+            found = refused(fleet, StartEngines(slots=(slot,)))
+            assert why in found.why
+            assert found.code == "bad-args"
+            assert not (world.folder / "engines").exists()
+
+    run_fleet(main)
+
+
+@pytest.mark.parametrize("value", ["EAGLE:/m\0", "EAGLE:/" + "m" * 300_000])
+def test_a_toggle_that_no_process_can_be_given_is_refused_while_the_good_engine_serves(
+    world: World, value: str
+) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            found = refused(fleet, SetToggles(changes={"speculative": value}))
+            assert "NUL character" in found.why or "has 300" in found.why
+            await asyncio.sleep(10)
+            assert (world.state("0"), world.cells["0"]["generation"]) == ("HEALTHY", 1)
 
     run_fleet(main)
 

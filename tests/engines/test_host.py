@@ -520,3 +520,16 @@ def test_a_lost_node_keeps_its_words_when_it_travels() -> None:
 
     lost = pickle.loads(pickle.dumps(LostNode("node gone", where="n1", exit_code=1)))
     assert (type(lost), str(lost), lost.exit_code) == (LostNode, "n1: node gone", 1)
+
+
+def test_a_start_that_the_lock_forbids_touches_nothing_of_the_one_that_runs(tmp_path: Path, start: Started) -> None:
+    """Also not when its number is given a second time: its record may be all that is known of it."""
+    launched = start(spec(tmp_path))
+    folder = Path(launched.directory)
+    (folder / "port").write_text("4711")
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    assert {"record.json", "port", "stdout.log"} <= set(before)
+    with pytest.raises(RltopError, match="still has a process"):
+        start.host.start(spec(tmp_path))
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+    assert Host().adopt(launched.directory, launched.marker) == launched
