@@ -120,7 +120,7 @@ def _not_sglang(status: int, body: bytes) -> str | None:
         return f"answers with status {status}"
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "answers with something that is not JSON"
     if not isinstance(found, dict) or not isinstance(found.get("model_path"), str) or "is_generation" not in found:
         return "does not name a model as SGLang does"
@@ -128,13 +128,23 @@ def _not_sglang(status: int, body: bytes) -> str | None:
 
 
 def _get(address: str) -> tuple[int, bytes]:
+    """Within ASK_S, however slowly it comes, and up to a limit."""
+    import asyncio
+
     import httpx
 
-    try:
+    from rltop.engines.bounded import PLAIN, Unreadable, fetch
+
+    async def ask() -> tuple[int, bytes]:
         # Engines are inside the cluster; a proxy from the environment would only be in the way.
-        answer = httpx.get(address, timeout=ASK_S, trust_env=False)
-    except httpx.TimeoutException as error:
-        raise OSError(f"no answer within {ASK_S:.0f} s") from error
+        async with httpx.AsyncClient(timeout=ASK_S, trust_env=False) as http:
+            return await fetch(http, http.build_request("GET", address, headers=PLAIN), timeout_s=ASK_S)
+
+    try:
+        return asyncio.run(ask())
+    except (httpx.TimeoutException, TimeoutError) as error:
+        raise OSError(f"no whole answer within {ASK_S:.0f} s") from error
+    except Unreadable as error:
+        raise OSError(f"its answer is {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
-    return answer.status_code, answer.content

@@ -23,6 +23,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rltop.checks.phrase import brief
 from rltop.daemon.core import Core, trim
 from rltop.daemon.engine_view import Offers, carried, crashes, fleet_cell, toggle_cells, trainer_sides
 from rltop.engines.processes import locked
@@ -55,6 +56,7 @@ class Fleet(Protocol):
     async def resume(self, request: Request, before: Mapping[str, int], stage: Stage) -> str: ...
     async def stop_all(self, stage: Stage) -> str: ...
     def trainer_saw(self, engine_id: str, generation: int, ok: bool, text: str) -> None: ...
+    def not_synced(self, engine_id: str, why: str) -> None: ...
     def rollout_done(self) -> None: ...
     def sampled(self, engine_id: str, rollout_id: int, gap: float, tokens: int) -> None: ...
     def released(self, engine_id: str) -> None: ...
@@ -304,8 +306,12 @@ class Engines:
             self.refresh()
 
     def see_weights(self) -> None:
-        """The cell `weights` has changed."""
+        """The cell `weights` has changed. An engine that did not take them serves no longer, from now on."""
         self._updated = 0.0
+        if self._fleet is not None:
+            for name, why in not_taken(self._core.table.get("weights") or {}).items():
+                if self._fleet.owns(name):
+                    self._fleet.not_synced(name, why)
         self.refresh()
 
     def see_trouble(self, engine_id: str, generation: int, trouble: str) -> None:
@@ -386,6 +392,21 @@ def refuse_newer_slots(run_dir: Path) -> None:
         from rltop.engines.slots import refuse_newer  # not at the top: see the module's docstring
 
         refuse_newer(run_dir / "engines")
+
+
+def not_taken(weights: Mapping[str, Any]) -> dict[str, str]:
+    """Engine -> why, for those that refused the version of a `weights` record, did not answer, or hold another one."""
+    found, version = {}, str(weights.get("version") or "")
+    for name, said in (weights.get("engines") or {}).items():
+        if not isinstance(said, dict):
+            continue
+        held, message = str(said.get("version") or ""), brief(str(said.get("message") or ""), 160)
+        if said.get("ok") is False:
+            verb = "did not answer to" if said.get("gone") else "did not take"
+            found[name] = f"it {verb} weight version {version!r}" + (f": {message}" if message else "")
+        elif held and held != version:
+            found[name] = f"it holds {held!r} after the update to {version!r}"
+    return found
 
 
 def gaps(samples: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:

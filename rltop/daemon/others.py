@@ -2,9 +2,11 @@
 
 Every engine that the daemon does not own (of `rltop watch --engine`, or told by a trainer's record) is asked once for
 `/server_info`: its release and its toggles. Of watched ones the state too is told from outside: they answer (HEALTHY),
-do not answer (SUSPECT), or have not for half a minute (LOST). `/health` and `/generate` are never asked.
+do not answer, or answer with what cannot be read (SUSPECT), or have not for half a minute (LOST). `/health` and
+`/generate` are never asked.
 
-Failure policy: what does not answer is unknown and asked again later; nothing here ends anything.
+Failure policy: what does not answer is unknown and asked again later; whatever a foreign answer does to a parser is a
+cause. Nothing here ends anything.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from rltop.checks.phrase import brief
 from rltop.daemon.core import Core
 from rltop.daemon.engine_view import FLEET_KEYS, SCRAPED
+from rltop.engines.bounded import cut
 from rltop.errors import RltopError
 
 EVERY_S = 2.0
@@ -58,6 +62,8 @@ class Others:
         """Engine -> URL and generation that was asked, and when to ask again (inf: it has told)."""
         self._started: dict[str, Any] = {}
         """Watched engine -> `startup_time` (how long its stages took): another one is another process."""
+        self._odd: dict[str, str] = {}
+        """Engine -> why what it told of itself cannot be read."""
         self._begun = 0.0
 
     async def run(self) -> None:
@@ -111,7 +117,10 @@ class Others:
         """State of a watched engine, from what the scraper saw last."""
         was, seen, error = engine["state"], engine.get("seen"), engine.get("error") or ""
         silent = now - (seen or self._begun)
-        if seen and silent < SILENT_S:
+        odd = engine.get("unreadable") or self._odd.get(key, "")
+        if seen and silent < SILENT_S and odd:
+            state, cause, error = "SUSPECT", f"its answer cannot be read: {odd}", odd
+        elif seen and silent < SILENT_S:
             state, cause = "HEALTHY", "it answers"
         elif silent >= LOST_S:
             state, cause = "LOST", f"no answer for {silent:.0f} s"
@@ -130,17 +139,27 @@ class Others:
             self._core.event("engine", level, text, "daemon", id=engine["id"], **{"from": was, "to": state})
 
     async def _discover(self, key: str, engine: Mapping[str, Any]) -> None:
+        from rltop.engines.calls import EngineUnreadable
+
         try:
             async with asyncio.timeout(ASK_S):
                 info = await self._ask(engine["url"])
+            facts = facts_of(info)
+            cells = {name: _shown(value) for name, value in facts["toggles"].items()}
+            started = cut(info.get("startup_time"), 4096)
+        except EngineUnreadable as error:
+            self._odd[key] = f"/server_info: {brief(error.message, 160)}"
+            return
         except (RltopError, TimeoutError):
             return  # unknown, asked again
+        except Exception as error:  # a foreign answer
+            self._odd[key] = f"/server_info: {brief(f'{type(error).__name__}: {error}', 160)}"
+            return
+        self._odd.pop(key, None)
         now = self._core.table.get(key)
         if now is None or now["url"] != engine["url"] or now["generation"] != engine["generation"]:
             return
         self._asked[key] = (engine["url"], engine["generation"], float("inf"))
-        facts = facts_of(info)
-        started = info.get("startup_time")
         if self._started.setdefault(key, started) != started:
             self._started[key] = started
             facts |= {"generation": engine["generation"] + 1, "paused": None}
@@ -148,7 +167,6 @@ class Others:
             text = f"engine {engine['id']} (others run it): it was restarted"
             self._core.event("engine", "warn", text, "daemon", id=engine["id"], **{"from": None, "to": now["state"]})
         self._core.update(key, **facts)
-        cells = {name: _shown(value) for name, value in facts["toggles"].items()}
         self._core.set(f"toggles/{engine['id']}", cells or None)
 
 
@@ -177,12 +195,12 @@ def facts_of(info: Mapping[str, Any]) -> dict[str, Any]:
 
     version = str(info.get("sglang_version") or info.get("version") or "")
     toggles = read_server_info(info, None, version=version)
-    facts: dict[str, Any] = {"toggles": {name: value for name, value in toggles.items() if value is not None}}
+    facts: dict[str, Any] = {"toggles": {name: cut(value) for name, value in toggles.items() if value is not None}}
     facts["kind"] = "cpu" if "rltop_engine" in info else "sglang"
-    facts["version"] = str(info.get("version") or "")
+    facts["version"] = cut(info.get("version") or "")
     for name in ("model_path", "weight_version"):
         if isinstance(info.get(name), str):
-            facts[name] = info[name]
+            facts[name] = cut(info[name], 4096)
     return facts
 
 

@@ -92,7 +92,7 @@ class EngineScraper:
         except Exception as error:  # whatever an HTTP client or a foreign server comes up with: no answer
             found["error"] = f"{type(error).__name__}: {error}"[:200]
         else:
-            found |= {"error": stats.problem or None}
+            found |= {"error": stats.problem[:400] or None, "unreadable": stats.garbled[:400] or None}
             if stats.reachable:
                 found |= {name: getattr(stats, name) for name in _FIELDS} | {"seen": self._core.now()}
                 if stats.weight_version is not None:

@@ -14,10 +14,16 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from rltop.engines.bounded import LIMIT_BYTES
 from rltop.errors import RltopError
 
 CONTROL_TIMEOUT_S = 60.0
 """For everything but generation. A first checksum took SGLang 4.6 s; weights of a large model take longer to load."""
+
+SAMPLES_BYTES = 1 << 30
+"""Log-probs of a long sample have 100 bytes a token, and a request may ask for many samples."""
+CHECKSUMS_BYTES = 256 << 20
+"""A checksum per tensor and rank: a mixture of experts has tens of thousands of tensors."""
 
 CheckerAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -31,6 +37,9 @@ class Call:
     path: str
     body: Mapping[str, Any] | None = None
     timeout_s: float = CONTROL_TIMEOUT_S
+    """For the whole answer."""
+    limit_bytes: int = LIMIT_BYTES
+    """Of the answer's body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,14 @@ class EngineRefused(RltopError):
         return (type(self), self.arguments)
 
 
+class EngineUnreadable(EngineRefused):
+    """It answered, but with nothing that can be read: too long, compressed, nested beyond measure, not JSON."""
+
+    def __init__(self, url: str, call: Call, message: str) -> None:
+        super().__init__(url, call, HTTPStatus.OK, message)
+        self.arguments = (url, call, message)  # type: ignore[assignment]
+
+
 class WrongWeightVersion(RltopError):
     """The engine serves, or served in the middle of a sample, another weight version than the required one.
 
@@ -112,7 +129,7 @@ def generate_flow(
     if require_version is not None:
         info = yield from json_flow(url, Call("GET", "/model_info"))
         _require(url, require_version, str(info.get("weight_version")), "before the request")
-    answers = yield from json_flow(url, Call("POST", "/generate", payload, timeout_s))
+    answers = yield from json_flow(url, Call("POST", "/generate", payload, timeout_s, SAMPLES_BYTES))
     samples: list[Any] = answers if isinstance(answers, list) else [answers]
     if require_version is not None:
         for sample in samples:
@@ -169,8 +186,9 @@ def _accepted(url: str, call: Call, reply: Reply) -> Any:
         raise EngineRefused(url, call, reply.status, reply.text)
     try:
         value = msgspec.json.decode(reply.content)
-    except msgspec.DecodeError as error:
-        raise EngineRefused(url, call, reply.status, f"not JSON ({error}): {reply.text}") from error
+    except Exception as error:  # DecodeError, RecursionError: whatever a parser says of foreign bytes
+        why = f"not JSON ({type(error).__name__}: {error}): {reply.content[:200].decode(errors='replace')}"
+        raise EngineUnreadable(url, call, why) from error
     if isinstance(value, dict) and value.get("success") is False:
         raise EngineRefused(url, call, reply.status, str(value.get("message")))
     return value
@@ -190,6 +208,11 @@ def disk_call(path: Path | str, version: str, flush: bool) -> Call:
     """Load a checkpoint directory."""
     body = {"model_path": str(path), "weight_version": version, "flush_cache": flush}
     return Call("POST", "/update_weights_from_disk", body)
+
+
+def checker_call(action: CheckerAction) -> Call:
+    """What `/weights_checker` does."""
+    return Call("POST", "/weights_checker", {"action": action}, limit_bytes=CHECKSUMS_BYTES)
 
 
 def memory_call(verb: Literal["release", "resume"], tags: Iterable[str] | None) -> Call:

@@ -34,7 +34,8 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "state": slot.state.value,
         "since": slot.since + offset,
         "deadline": None if slot.deadline is None else slot.deadline + offset,
-        "cause": slot.cause,
+        # Why an engine is well is no news after a while, and names the weights of then.
+        "cause": "" if slot.state is State.HEALTHY else slot.cause,
         "fingerprint": slot.fingerprint or None,
         "generation": slot.generation,
         "previous_generation": record.before_generation,

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +100,17 @@ async def drain(client: AsyncEngineClient | None) -> Drained:
     """Wait until nothing runs and nothing is queued, seen twice: a request may be on its way."""
     if client is None:
         return Drained("it had no address yet")
-    idle, silent_s = 0, 0.0
+    clock = asyncio.get_running_loop().time
+    idle, silent_since = 0, clock()
     while True:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout_at(silent_since + MUTE_S):
                 idle = idle + 1 if not busy(await client.loads()) else 0
-            silent_s = 0.0
+            silent_since = clock()
         except EngineRefused:
             return Drained("it does not say what it runs")
         except (EngineUnreachable, TimeoutError):
-            silent_s += PAUSE_S
-            if silent_s >= MUTE_S:
+            if clock() - silent_since >= MUTE_S:
                 return Drained("it does not answer")
         if idle >= 2:
             return Drained()
@@ -118,8 +119,10 @@ async def drain(client: AsyncEngineClient | None) -> Drained:
 
 def busy(loads: Mapping[str, Any]) -> int:
     """Requests that run or wait, by an answer of `/v1/loads`."""
-    ranks = [rank for rank in loads.get("loads", ()) if isinstance(rank, dict)]
-    return sum(int(rank.get(name) or 0) for rank in ranks for name in ("num_running_reqs", "num_waiting_reqs"))
+    told = loads.get("loads")
+    ranks = [rank for rank in told if isinstance(rank, dict)] if isinstance(told, list) else []
+    counts = [rank.get(name) for rank in ranks for name in ("num_running_reqs", "num_waiting_reqs")]
+    return sum(int(count) for count in counts if isinstance(count, int | float) and isfinite(count))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

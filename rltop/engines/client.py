@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import msgspec
 
+from rltop.engines.bounded import PLAIN, Unreadable, fetch, fetch_blocking
 from rltop.engines.calls import (
     Call,
     CheckerAction,
     EngineRefused,
     EngineUnreachable,
+    EngineUnreadable,
     Flow,
     PauseMode,
     Reply,
     T,
     WrongWeightVersion,
     abort_call,
+    checker_call,
     disk_call,
     generate_flow,
     health_flow,
@@ -39,7 +42,14 @@ from rltop.engines.scrape import EngineStats, scrape
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AsyncEngineClient", "EngineClient", "EngineRefused", "EngineUnreachable", "WrongWeightVersion"]
+__all__ = [
+    "AsyncEngineClient",
+    "EngineClient",
+    "EngineRefused",
+    "EngineUnreachable",
+    "EngineUnreadable",
+    "WrongWeightVersion",
+]
 
 GENERATE_TIMEOUT_S = 600.0
 """A hung engine must not hang a rollout for ever."""
@@ -77,10 +87,13 @@ class EngineClient:
 
     def _send(self, call: Call) -> Reply:
         try:
-            response = self._http.request(call.method, call.path, **_arguments(call))
-        except httpx.HTTPError as error:
-            raise EngineUnreachable(self.url, call, _reason(error)) from error
-        return Reply(response.status_code, response.content)
+            request = self._http.build_request(call.method, call.path, **_arguments(call))
+            reply = fetch_blocking(self._http, request, timeout_s=call.timeout_s, limit_bytes=call.limit_bytes)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise EngineUnreachable(self.url, call, _reason(error, call)) from error
+        except Unreadable as error:
+            raise EngineUnreadable(self.url, call, f"its answer is {error}") from error
+        return Reply(*reply)
 
     def generate(
         self, payload: Mapping[str, Any], *, require_version: str | None = None, timeout_s: float = GENERATE_TIMEOUT_S
@@ -139,7 +152,7 @@ class EngineClient:
 
     def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """`/weights_checker`. Raises `EngineRefused` with the tensors' names when `compare` finds a difference."""
-        return _object(self._json(Call("POST", "/weights_checker", {"action": action})))
+        return _object(self._json(checker_call(action)))
 
     def profile(self, steps: int = 5) -> None:
         """`/start_profile`: it ends by itself after so many forward passes."""
@@ -190,10 +203,13 @@ class AsyncEngineClient:
 
     async def _send(self, call: Call) -> Reply:
         try:
-            response = await self._http.request(call.method, call.path, **_arguments(call))
-        except httpx.HTTPError as error:
-            raise EngineUnreachable(self.url, call, _reason(error)) from error
-        return Reply(response.status_code, response.content)
+            request = self._http.build_request(call.method, call.path, **_arguments(call))
+            reply = await fetch(self._http, request, timeout_s=call.timeout_s, limit_bytes=call.limit_bytes)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise EngineUnreachable(self.url, call, _reason(error, call)) from error
+        except Unreadable as error:
+            raise EngineUnreadable(self.url, call, f"its answer is {error}") from error
+        return Reply(*reply)
 
     async def generate(
         self, payload: Mapping[str, Any], *, require_version: str | None = None, timeout_s: float = GENERATE_TIMEOUT_S
@@ -253,7 +269,7 @@ class AsyncEngineClient:
 
     async def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """See `EngineClient.weights_checker`."""
-        return _object(await self._json(Call("POST", "/weights_checker", {"action": action})))
+        return _object(await self._json(checker_call(action)))
 
     async def profile(self, steps: int = 5) -> None:
         """See `EngineClient.profile`."""
@@ -289,13 +305,15 @@ def _serialized(named: Iterable[tuple[str, Tensor]]) -> str:
 def _arguments(call: Call) -> dict[str, Any]:
     timeout = httpx.Timeout(call.timeout_s, connect=min(5.0, call.timeout_s))
     if call.body is None:
-        return {"timeout": timeout}
+        return {"timeout": timeout, "headers": PLAIN}
     return {
         "timeout": timeout,
         "content": msgspec.json.encode(call.body),
-        "headers": {"content-type": "application/json"},
+        "headers": {"content-type": "application/json", **PLAIN},
     }
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: Exception, call: Call) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no whole answer within {call.timeout_s:g} s"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

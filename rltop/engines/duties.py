@@ -12,8 +12,21 @@ from rltop.engines import chores
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.crash import Stage
 from rltop.engines.launcher import Launcher, LaunchSpec, LostNode, Remains
+from rltop.engines.requests import Required
 from rltop.engines.scrape import EngineStats
-from rltop.engines.states import DEAD, SERVING, Held, Ready, Reclaimed, Released, Spawned, SpawnFailed, State, Synced
+from rltop.engines.states import (
+    ANSWERING,
+    DEAD,
+    SERVING,
+    Held,
+    Ready,
+    Reclaimed,
+    Released,
+    Spawned,
+    SpawnFailed,
+    State,
+    Synced,
+)
 from rltop.engines.verify import scrub
 from rltop.errors import RltopError
 
@@ -38,8 +51,10 @@ def begin(engine: Engine, launcher: Launcher) -> None:
             version = engine.record.version
             work = chores.inspect(client, launcher, engine.spec, engine.process, engine.watch.log_head, version)
             engine.board.begin("inspect", here, work)
-        case State.STALE if client and not engine.house.updating() and engine.is_due("sync"):
-            engine.board.begin("sync", here, _sync(engine, client))
+        case State.STALE if client:
+            _probe(engine, client)  # a weight update may wait for this one too
+            if not engine.house.updating() and engine.is_due("sync"):
+                engine.board.begin("sync", here, _sync(engine, client))
         case State.HEALTHY | State.SUSPECT if client:
             _probe(engine, client)
             _ask_digest(engine, client)
@@ -70,7 +85,19 @@ def _sync(engine: Engine, client: AsyncEngineClient) -> Coroutine[Any, Any, Any]
 def _probe(engine: Engine, client: AsyncEngineClient) -> None:
     if engine.is_due("probe"):
         engine.not_before["probe"] = engine.house.clock() + PROBE_S
-        engine.board.begin("probe", SERVING, client.scrape())
+        engine.board.begin("probe", ANSWERING, _look(client, _to_hold(engine), engine.house.clock()))
+
+
+async def _look(
+    client: AsyncEngineClient, asked_for: Required | None, began: float
+) -> tuple[EngineStats, Required | None, float]:
+    """What its routes say, what was required when they were asked, and when that was."""
+    return await client.scrape(), asked_for, began
+
+
+def _to_hold(engine: Engine) -> Required | None:
+    """The weights that its label is judged by now; None: it does not serve, or weights are moving."""
+    return engine.house.required() if engine.slot.serves() and not engine.house.updating() else None
 
 
 def _ask_digest(engine: Engine, client: AsyncEngineClient) -> None:
@@ -121,11 +148,12 @@ def _finished(engine: Engine, name: str, result: Any) -> None:
                 engine.record = engine.record.changed(emptied=False)
             engine.fire(event)
         case "probe":
-            _probed(engine, result, now)
+            stats, asked_for, began = result
+            _probed(engine, stats, asked_for, began=began, now=now)
         case "digest":
             engine.watch.holds(*result)
         case "drain":
-            if engine.house.updating() and not engine.force:
+            if engine.updating():
                 return  # asked again: nothing is ended in a weight update
             engine.fire(result)
         case "reclaim":
@@ -171,10 +199,12 @@ def _inspected(engine: Engine, found: chores.Verified) -> None:
         engine.fire(Released())
 
 
-def _probed(engine: Engine, stats: EngineStats, now: float) -> None:
-    updating, serving = engine.house.updating(), engine.slot.serves()
-    event = engine.watch.scraped(stats, engine.house.required() if serving and not updating else None, now)
-    if serving:
+def _probed(engine: Engine, stats: EngineStats, asked_for: Required | None, *, began: float, now: float) -> None:
+    required = _to_hold(engine)
+    # An answer to a question from before a push says nothing of what was pushed.
+    known = required if required and asked_for and asked_for.version == required.version else None
+    event = engine.watch.scraped(stats, known, now, began)
+    if engine.slot.serves():
         engine.house.looked(engine.id, stats, now)
     if event is not None:
         engine.fire(event)

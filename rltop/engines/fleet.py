@@ -276,6 +276,11 @@ class Fleet:
         if engine := self._engines.get(engine_id):
             engine.trainer_saw(generation, ok, text)
 
+    def not_synced(self, engine_id: str, why: str) -> None:
+        """A weight update ended, and this engine refused it or did not answer."""
+        if engine := self._engines.get(engine_id):
+            engine.not_synced(why)
+
     def rollout_done(self) -> None:
         """A rollout ended: the engines have survived one more."""
         for engine in self._engines.values():

@@ -35,6 +35,9 @@ OLD_S = 10.0
 """A scrape that long ago was not followed by another because nobody asked (the engine was out of the rotation)."""
 ODD_S = 30.0
 """So long a refusal or a failed health check of SGLang's own stays in view."""
+MUTE_S = 5.0
+"""No route answers for longer: it will not take weights either. A weight update waits for such an engine, so it is
+judged, and may be ended, in one."""
 NAMES = ("process", "probe", "progress", "trainer", "log")
 
 
@@ -135,6 +138,7 @@ class EngineHealth:
     _generate_failed: str = ""
     held: str = ""
     """`paused by WHO`, while somebody's pause lasts."""
+    _garbled: str = ""
     _trainer: str = ""
     _dying: str = ""
     _odd: str = ""
@@ -162,18 +166,19 @@ class EngineHealth:
             return self._say("process", False, "its scheduler process is gone", now)
         self._say("process", True, f"runs, with {alive} child processes" if alive else "runs", now)
 
-    def scraped(self, stats: EngineStats, now: float) -> None:
-        """An answer of `scrape`, or none (`reachable` is False)."""
+    def scraped(self, stats: EngineStats, now: float, began: float | None = None) -> None:
+        """An answer of `scrape`, or none (`reachable` is False). began: when it was asked; silence counts from then."""
         self._scraped = now
         if not stats.reachable:
             if self._unreachable_since is None:
-                self._unreachable_since = now
+                self._unreachable_since = now if began is None else began
             return self._say("probe", False, brief(stats.problem or "no route answers", 160), now)
         self._unreachable_since, before, self._stats = None, self._stats, stats
         self._counters(before, stats, now)
         self._work(stats, now)
-        if self._generate_failed:
-            return self._say("probe", False, self._generate_failed, now)
+        self._garbled = f"its answer cannot be read: {brief(stats.garbled, 160)}" if stats.garbled else ""
+        if self._generate_failed or self._garbled:
+            return self._say("probe", False, self._generate_failed or self._garbled, now)
         self._say("probe", True, "answers", now)
 
     def generated(self, ok: bool, text: str, now: float) -> None:
@@ -235,6 +240,10 @@ class EngineHealth:
             return Verdict("suspect", f"well again, for less than {span(self.limits.calm_s)}")
         self._doubted = None
         return Verdict("healthy", "")
+
+    def mute(self, now: float) -> bool:
+        """No route has answered for longer than `MUTE_S`, by the clock."""
+        return self._unreachable_since is not None and now - self._unreachable_since > MUTE_S
 
     def may_generate(self, phase: Phase, now: float) -> str:
         """Empty: `/health_generate` does no harm now. Else why not: it kills a released engine, blocks behind a pause
@@ -330,8 +339,7 @@ class EngineHealth:
     def _silent(self, now: float, doubts: list[str]) -> Verdict | None:
         """No route answers."""
         if self._unreachable_since is None:
-            if self._generate_failed:
-                doubts.append(self._generate_failed)
+            doubts += [doubt for doubt in (self._generate_failed, self._garbled) if doubt]
             return None
         silent = now - self._unreachable_since
         if silent >= self.limits.probe_hung_s:

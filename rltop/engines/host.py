@@ -191,9 +191,11 @@ class Host:
     # ------------------------------------------------------------------ end
 
     def terminate(self, launched: Launched) -> None:
-        """SIGTERM to the leader, if it lives."""
+        """SIGTERM to the leader, if it lives; and SIGCONT, because one that is stopped does not take a SIGTERM."""
         self._note(self._slot(launched), self._rows(fresh=True))
-        processes.send(Ident(launched.pid, launched.birth), signal.SIGTERM)
+        leader = Ident(launched.pid, launched.birth)
+        if processes.send(leader, signal.SIGTERM):
+            processes.send(leader, signal.SIGCONT)
 
     def kill(self, launched: Launched) -> None:
         """SIGKILL to all of it, and wait until it is gone, `KILL_S` at most."""

@@ -226,7 +226,9 @@ def _start(slot: Slot, event: Start, now: float, person: bool, cause: str) -> Ou
         crashes=() if person else slot.crashes,
         fingerprint="" if person else slot.fingerprint,
     )
-    return _to(begun, State.LAUNCHING, now, cause or slot.cause, deadline=now + slot.policy.launch_s), (Action.SPAWN,)
+    # What its last process ended of is no news of this one.
+    again = f"started again after: {slot.fingerprint}" if automatic and slot.fingerprint else ""
+    return _to(begun, State.LAUNCHING, now, cause or again, deadline=now + slot.policy.launch_s), (Action.SPAWN,)
 
 
 def _judge(slot: Slot, event: Doubt | Trust | Hang, now: float) -> Outcome:

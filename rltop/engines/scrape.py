@@ -4,22 +4,31 @@
 before; each is tried, what is missing stays None, and no failure raises. `/health` and `/health_generate` are never
 asked: both run a forward pass, which disturbs a busy engine and kills one whose memory is released.
 
+What answers with something that cannot be read (too long, compressed, nested beyond measure, other types than SGLang's)
+is named in `garbled`, and what it said is unknown.
+
 With several data-parallel ranks counts and rates are summed and ratios averaged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from rltop.engines.bounded import PLAIN, Unreadable, cut, fetch
+
 SCRAPE_TIMEOUT_S = 2.0
-"""`/metrics` of a busy SGLang took up to 18 ms; an engine that needs seconds is news in itself."""
+"""For a whole answer. `/metrics` of a busy SGLang took up to 18 ms; an engine that needs seconds is news in itself."""
+MOST_LINES, LONGEST_LINE = 5000, 4096
+"""Of the wanted lines of `/metrics`: 13 per data-parallel rank, some 200 characters each. Parsing takes 10 µs a line,
+and more than its length for a long one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +40,8 @@ class EngineStats:
     """Some endpoint answered."""
     problem: str = ""
     """Why not, or which endpoint failed."""
+    garbled: str = ""
+    """Which endpoint answered what cannot be read, and why."""
     running: int | None = None
     queued: int | None = None
     tokens_per_s: float | None = None
@@ -69,36 +80,58 @@ async def scrape(url: str, http: httpx.AsyncClient) -> EngineStats:
         _get(http, f"{url}/v1/loads?include=core"),
         _first(http, [f"{url}/model_info", f"{url}/get_model_info"]),
     )
+    answers = (metrics, loads, info)
     stats = EngineStats(
         url=url,
-        reachable=any(isinstance(answer, bytes) for answer in (metrics, loads, info)),
-        problem="; ".join(answer for answer in (metrics, loads, info) if isinstance(answer, str)),
+        reachable=any(isinstance(answer, bytes | Unreadable) for answer in answers),
+        problem="; ".join(answer for answer in answers if isinstance(answer, str)),
+        garbled="; ".join(str(answer) for answer in answers if isinstance(answer, Unreadable)),
     )
-    if isinstance(loads, bytes):
-        stats = _with_loads(stats, loads)
-    if isinstance(metrics, bytes):
-        stats = _with_metrics(stats, metrics.decode(errors="replace"))
-    if isinstance(info, bytes):
-        stats = _with_info(stats, info)
+    stats = _read(stats, loads, _with_loads, f"{url}/v1/loads")
+    stats = _read(stats, metrics, _with_metrics, f"{url}/metrics")
+    stats = _read(stats, info, _with_info, f"{url}/model_info")
     if stats.running == 0:
         stats = replace(stats, tokens_per_s=0.0)
+    if stats.garbled:
+        stats = replace(stats, problem="; ".join(part for part in (stats.garbled, stats.problem) if part))
     return stats
 
 
-async def _get(http: httpx.AsyncClient, address: str) -> bytes | str:
-    """The body, or why there is none."""
+def _read(
+    stats: EngineStats,
+    answer: bytes | str | Unreadable,
+    take: Callable[[EngineStats, bytes], EngineStats],
+    address: str,
+) -> EngineStats:
+    """With what the answer says. Whatever a parser says of foreign bytes is a cause, never an exception."""
+    if not isinstance(answer, bytes):
+        return stats
     try:
-        response = await http.get(address, timeout=SCRAPE_TIMEOUT_S)
+        return take(stats, answer)
+    except Exception as error:
+        why = f"{address}: cannot be read ({cut(f'{type(error).__name__}: {error}', 120)})"
+        return replace(stats, garbled="; ".join(part for part in (stats.garbled, why) if part))
+
+
+async def _get(http: httpx.AsyncClient, address: str) -> bytes | str | Unreadable:
+    """The body, or why there is none, or why it is not read."""
+    try:
+        request = http.build_request("GET", address, timeout=SCRAPE_TIMEOUT_S, headers=PLAIN)
+        status, body = await fetch(http, request, timeout_s=SCRAPE_TIMEOUT_S)
+    except TimeoutError:
+        return f"{address}: no whole answer within {SCRAPE_TIMEOUT_S:g} s"
+    except Unreadable as error:
+        return Unreadable(f"{address}: its answer is {error}")
     except httpx.HTTPError as error:
         return f"{address}: {type(error).__name__}"
-    return response.content if response.status_code == 200 else f"{address}: status {response.status_code}"
+    return body if status == 200 else f"{address}: status {status}"
 
 
-async def _first(http: httpx.AsyncClient, addresses: Iterable[str]) -> bytes | str:
-    answer: bytes | str = ""
+async def _first(http: httpx.AsyncClient, addresses: Iterable[str]) -> bytes | str | Unreadable:
+    answer: bytes | str | Unreadable = ""
     for address in addresses:
         answer = await _get(http, address)
-        if isinstance(answer, bytes) or "status" not in answer:
+        if not isinstance(answer, str) or ": status " not in answer:
             break
     return answer
 
@@ -118,8 +151,8 @@ def _with_loads(stats: EngineStats, content: bytes) -> EngineStats:
     )
 
 
-def _with_metrics(stats: EngineStats, text: str) -> EngineStats:
-    values = read_metrics(text)
+def _with_metrics(stats: EngineStats, content: bytes) -> EngineStats:
+    values = read_metrics(content.decode(errors="replace"))
 
     def total(name: str, old: float | None = None, **labels: str) -> float | None:
         found = [value for seen, value in values.get(name, ()) if labels.items() <= seen.items()]
@@ -154,8 +187,8 @@ def _with_info(stats: EngineStats, content: bytes) -> EngineStats:
     version, path = info.get("weight_version"), info.get("model_path")
     return replace(
         stats,
-        weight_version=None if version is None else str(version),
-        model_path=None if path is None else str(path),
+        weight_version=None if version is None else cut(version),
+        model_path=None if path is None else cut(path, 4096),
         stand_in="rltop_engine" in info,
     )
 
@@ -187,39 +220,43 @@ def _active(values: dict[str, list[tuple[dict[str, str], float]]]) -> int | None
 
 
 def read_metrics(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Name without `sglang:` -> (labels, value) of every wanted sample; malformed text gives what came before it.
+    """Name without `sglang:` -> (labels, value) of every wanted sample. Raises ValueError: it is malformed, or endless.
 
-    SGLang's text is 50 KB, mostly histogram buckets: lines are chosen before they are parsed.
+    NaN and Inf are left out. SGLang's text is 50 KB, mostly histogram buckets: lines are chosen before they are parsed.
     """
     starts = tuple(f"sglang:{name}{end}" for name in _WANTED for end in "{ ")
     chosen = [line for line in text.splitlines() if line.startswith(starts)]
+    if len(chosen) > MOST_LINES or any(len(line) > LONGEST_LINE for line in chosen):
+        raise ValueError(f"more than {MOST_LINES} lines of {LONGEST_LINE} characters")
     values: dict[str, list[tuple[dict[str, str], float]]] = {}
-    try:
-        # A colon is legal in a metric name but reserved for recording rules; the parser takes it.
-        for family in text_string_to_metric_families("\n".join(chosen) + "\n"):
-            for sample in family.samples:
+    # A colon is legal in a metric name but reserved for recording rules; the parser takes it.
+    for family in text_string_to_metric_families("\n".join(chosen) + "\n"):
+        for sample in family.samples:
+            if isfinite(sample.value):
                 values.setdefault(sample.name.removeprefix("sglang:"), []).append((sample.labels, sample.value))
-    except ValueError:
-        return values
     return values
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
+    decoded = msgspec.json.decode(content)
+    if not isinstance(decoded, dict):
+        raise TypeError(f"a {type(decoded).__name__} where an object belongs")
+    return decoded
 
 
 def _total(ranks: list[Any], key: str) -> float | None:
-    found = [rank[key] for rank in ranks if isinstance(rank, dict) and isinstance(rank.get(key), int | float)]
+    found = _numbers(ranks, key)
     return sum(found) if found else None
 
 
 def _mean(ranks: list[Any], key: str) -> float | None:
-    found = [rank[key] for rank in ranks if isinstance(rank, dict) and isinstance(rank.get(key), int | float)]
+    found = _numbers(ranks, key)
     return sum(found) / len(found) if found else None
+
+
+def _numbers(ranks: list[Any], key: str) -> list[float]:
+    values = [rank.get(key) for rank in ranks if isinstance(rank, dict)]
+    return [value for value in values if isinstance(value, int | float) and isfinite(value)]
 
 
 def _as_int(value: float | None) -> int | None:

@@ -6,7 +6,7 @@ take long is a chore beside it: a hung engine never delays the glance.
 
 Failure policy: what an engine, a launcher or a disk does wrong becomes an event, a cause or another try; an exception
 of the supervisor itself is told as an error and the next turn goes on. Nothing is stopped or started in a weight
-update.
+update, but an engine whose routes are silent: the update waits for it, and its end lets the update go on.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rltop.engines.states import (
     Event,
     Goal,
     Hang,
+    Outdated,
     Ready,
     Reclaimed,
     Released,
@@ -190,6 +191,18 @@ class Engine:
             self.watch.health.trainer_saw(ok, text, self.house.clock())
             self.wake()
 
+    def updating(self) -> bool:
+        """A weight update is going on that the end of this engine would disturb: not one that hangs on it."""
+        if self.force or not self.house.updating():
+            return False
+        return not (self.slot.state in LIVE and self.watch.health.mute(self.house.clock()))
+
+    def not_synced(self, why: str) -> None:
+        """The trainer says that it did not take the newest weights."""
+        if self.slot.serves():
+            self.fire(Outdated(why))
+            self.wake()
+
     def expect(self, version: str, digest: str) -> None:
         """The trainer says that it pushed these weights: ask the engine now."""
         self._pushed = (version, digest)
@@ -262,7 +275,7 @@ class Engine:
             await self._glance(launcher, self.process)
         duties.begin(self, launcher)
         self._judge()
-        now, updating = self.house.clock(), self.house.updating() and not self.force
+        now, updating = self.house.clock(), self.updating()
         self.fire(Tick(updating))
         event = toward(self.slot, self.record.goal, now, updating=updating)
         if event is not None:

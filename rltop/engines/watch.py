@@ -45,9 +45,6 @@ CHUNK = 1 << 16
 """Bytes of log per turn: some 15 ms of reading."""
 HEAD = 1 << 18
 """Kept of the start, where SGLang says what it resolved."""
-DISAGREEMENTS = 3
-"""Probes, a second apart, that find other weights than the required ones before the engine leaves the rotation: what
-the trainer says of its updates may arrive after the weights. No sample is lost: requests name the version they need."""
 QUIET_LOOKS = 3
 """Glances without a new byte after which the log's end is taken for whole: a traceback is written in pieces."""
 SKIP_ABOVE, SKIP_TO = 8 << 20, 2 << 20
@@ -74,7 +71,8 @@ class Watch:
         """Of `weight_version`; empty: not asked for."""
         self.asked_digest = False
         self.skip_middle = False
-        self._mismatch = 0
+        self._disagreed = ""
+        """The label, other than the required one, that the last probe found."""
         self._quiet = 0
         self._blind_since: float | None = None
 
@@ -138,7 +136,8 @@ class Watch:
             self.health.read(log, log.quiet(now), now)
 
     def judge(self, state: State, *, updating: bool, now: float) -> Event | None:
-        """What the five signals say; acted on only while it serves and no weights move."""
+        """What the five signals say; acted on only while it serves, and while weights move only if it is mute: the
+        update waits for what does not answer."""
         if state in STARTING or state is State.OFFLOADED:
             self.health.judge(Phase.STARTING if state in STARTING else Phase.RELEASED, now)
         if state not in ANSWERING or self.look is None:
@@ -147,7 +146,7 @@ class Watch:
         if verdict.state == "dead" and self.look.alive:
             self.crash = self.log.crash(asked=False)
             return Dying(self.crash.fingerprint, verdict.why)
-        if updating or state not in SERVING:
+        if state not in SERVING or (updating and not self.health.mute(now)):
             return None
         match verdict.state:
             case "suspect":
@@ -159,18 +158,24 @@ class Watch:
             case _:
                 return None
 
-    def scraped(self, stats: EngineStats, required: Required | None, now: float) -> Event | None:
-        """An answer of its routes. required: what it must hold while it serves; None: not to be judged now."""
+    def scraped(self, stats: EngineStats, required: Required | None, now: float, began: float) -> Event | None:
+        """An answer of its routes, asked at `began`. required: what it must hold while it serves, known before it was
+        asked; None: its label is not to be judged.
+
+        It leaves the rotation when two probes in a row, a second apart, find the same wrong label: what the trainer
+        says of its updates may arrive after the weights. No sample is lost: requests name the version they need.
+        """
         self.stats = stats
         self.seen = now if stats.reachable else self.seen
-        self.health.scraped(stats, now)
+        self.health.scraped(stats, now, began)
         if stats.weight_version is not None:
             self.holds(stats.weight_version)
-        if stats.weight_version is None or required is None or stats.weight_version == required.version:
-            self._mismatch = 0
+        if stats.weight_version is None or required is None:
             return None
-        self._mismatch += 1
-        if self._mismatch < DISAGREEMENTS:
+        before, self._disagreed = self._disagreed, ""
+        if stats.weight_version == required.version:
             return None
-        self._mismatch = 0
+        if stats.weight_version != before:
+            self._disagreed = stats.weight_version
+            return None
         return Outdated(f"it holds {stats.weight_version!r}, {required.version!r} is required")

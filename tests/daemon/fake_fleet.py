@@ -74,6 +74,9 @@ class FakeFleet:
     def trainer_saw(self, engine_id: str, generation: int, ok: bool, text: str) -> None:
         self.saw.append((engine_id, generation, ok, text))
 
+    def not_synced(self, engine_id: str, why: str) -> None:
+        self.told.append(f"engine {engine_id} not synced: {why}")
+
     def sampled(self, engine_id: str, rollout_id: int, gap: float, tokens: int) -> None:
         self.told.append(f"engine {engine_id}, rollout {rollout_id}: {gap:.3f} over {tokens}")
 

@@ -81,6 +81,8 @@ class FakeProcess:
     tokens: float = 0.0
     flowing: bool = True
     mute: bool = False
+    slow_s: float = 0.0
+    """Between a look at itself and the answer that says what was seen."""
     aborted: int = 0
     loads_asked: int = 0
     loaded: list[str] = field(default_factory=list)
@@ -230,11 +232,19 @@ class FakeLauncher:
         return AsyncEngineClient(url, transport=httpx.MockTransport(self._answer))
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer, slow_s = self._seen(request)
+        await asyncio.sleep(slow_s)
+        return answer
+
+    def _seen(self, request: httpx.Request) -> tuple[httpx.Response, float]:
         process = next((one for one in self.processes.values() if one.port == request.url.port), None)
         if process is not None:
             process.live(self.now())
         if process is None or not process.ready(self.now()) or process.mute or self.lost:
             raise httpx.ConnectError("refused")
+        return self._respond(process, request), process.slow_s
+
+    def _respond(self, process: FakeProcess, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content) if request.content else {}
         match request.url.path:
             case "/model_info":

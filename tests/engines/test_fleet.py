@@ -319,6 +319,143 @@ def test_nothing_is_restarted_in_a_weight_update(world: World) -> None:
     run_fleet(main)
 
 
+# ---------------------------------------------------------------------- labels
+
+
+def test_an_answer_from_before_a_push_says_nothing_of_what_was_pushed(world: World) -> None:
+    """A scrape takes a second and a push is in the middle of each: the label is that of before, the requirement new."""
+
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            engine = world.launcher.at("0")
+            engine.slow_s = 0.6
+            world.states.clear()
+            for version in range(1, 40):
+                await asyncio.sleep(0.75)
+                # The next label arrives in the engine a moment before the trainer's word about it.
+                engine.version = str(version)
+                await asyncio.sleep(0.05)
+                world.required = Required(version=str(version), source="trainer")
+            assert world.states == []
+
+    run_fleet(main)
+
+
+def test_one_wrong_look_is_no_proof_and_two_are(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            engine = world.launcher.at("0")
+            asked = engine.loads_asked
+            await world.until(lambda: engine.loads_asked > asked)
+            engine.version = "other"
+            await world.until(lambda: engine.loads_asked > asked + 1)
+            await asyncio.sleep(0.3)
+            engine.version = "default"
+            await asyncio.sleep(10)
+            assert world.state("0") == "HEALTHY"
+            engine.version = "other"
+            begun = world.launcher.now()
+            await world.until_state("0", "STALE")
+            assert world.launcher.now() - begun < 2.5
+
+    run_fleet(main)
+
+
+def test_an_engine_that_refused_a_sync_is_stale_at_once(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            world.required = Required(version="1", source="trainer")
+            world.launcher.at("0").version = "1"
+            fleet.not_synced("1", "it did not take weight version '1': no")
+            assert (world.state("0"), world.state("1")) == ("HEALTHY", "STALE")
+            assert any("HEALTHY -> STALE: it did not take weight version '1': no" in text for _, text in world.told)
+            await asyncio.sleep(5)
+            assert world.state("1") == "STALE"
+            assert "it holds 'default'" in world.cells["1"]["cause"]
+            world.launcher.at("1").version = "1"
+            await world.until_state("1", "HEALTHY")
+            assert world.cells["1"]["cause"] == "", "no word about the weights of then"
+
+    run_fleet(main)
+
+
+# ---------------------------------------------------------------------- a weight update that hangs
+
+
+def test_an_engine_that_a_weight_update_hangs_on_is_doubted_and_may_be_restarted(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            world.updating = True
+            begun, old = world.launcher.now(), world.launcher.at("1")
+            old.mute = True
+            work = asyncio.ensure_future(world.do(fleet, Restart(targets=("1",))))
+            await asyncio.sleep(4.5)
+            assert world.state("1") == "HEALTHY", "an engine may be silent for a moment while it loads"
+            assert world.cells["1"]["pending"] == "the end of the weight update"
+            await world.until_state("1", "SUSPECT", 3)
+            assert "no route answers" in next(text for _, text in world.told if "-> SUSPECT" in text)
+            await world.until(lambda: not old.alive, 10)
+            assert world.launcher.now() - begun < 12, "5 s of silence, 3 s that it has to answer, 0.5 s to end"
+            await asyncio.sleep(30)
+            assert (world.state("0"), world.state("1")) == ("HEALTHY", "STOPPED"), "nothing is started in an update"
+            world.updating = False
+            await work
+            assert world.cells["1"]["generation"] == 2
+            assert world.cells["0"]["generation"] == 1
+
+    run_fleet(main)
+
+
+def test_a_stale_engine_that_an_update_hangs_on_may_be_stopped_too(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            world.required = Required(version="1", source="trainer")
+            await world.start(fleet, 1, healthy=False)
+            await world.until_state("0", "STALE")
+            world.updating = True
+            world.launcher.at("0").mute = True
+            begun = world.launcher.now()
+            await world.do(fleet, Stop(targets=("0",)))
+            assert 5.0 < world.launcher.now() - begun < 12.0
+
+    run_fleet(main)
+
+
+def test_an_engine_that_takes_its_weights_slowly_is_left_alone(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            world.updating = True
+            world.launcher.at("0").mute = True
+            await asyncio.sleep(4)
+            world.launcher.at("0").mute = False
+            await asyncio.sleep(20)
+            assert world.state("0") == "HEALTHY"
+
+    run_fleet(main)
+
+
+def test_silence_in_a_drain_is_measured_by_the_clock(world: World) -> None:
+    """Each question hangs instead of being refused: tries do not count, seconds do."""
+
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            process = world.launcher.at("0")
+            process.running, process.slow_s = 1, 1000.0
+            begun = world.launcher.now()
+            await world.do(fleet, Stop(targets=("0",)))
+            drained = begun + float(world.stages[-1].split("drained ")[1].split(" s")[0])
+            assert drained - begun == pytest.approx(3.0, abs=0.2)
+            assert process.aborted == 0
+
+    run_fleet(main)
+
+
 # ---------------------------------------------------------------------- cancel
 
 
