@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 from rltop.cli.main import main
 from rltop.cli.watch import checked
 from rltop.daemon.others import LOST_S, Others, facts_of, watched
+from rltop.engines.calls import Call
+from rltop.engines.client import EngineUnreadable
 from rltop.errors import RltopError
 from rltop.runs import find_run
 from tests.daemon.fakes import FakeCore
@@ -120,6 +125,7 @@ def test_an_engine_of_others_is_read_and_never_made_to_run(engine: Sglang, runs_
         (None, "answers with status 404"),
         ((500, "oops"), "answers with status 500"),
         ("<html>", "is not JSON"),
+        ("[" * 200_000, "is not JSON"),
         ({"model": "x"}, "does not name a model as SGLang does"),
         ([1], "does not name a model as SGLang does"),
     ],
@@ -134,6 +140,50 @@ def test_what_is_no_sglang_is_one_error_and_nothing_starts(
     assert "this is no SGLang server" in err
     assert why in err
     assert not (runs_dir / "runs").exists()
+
+
+class Dripping:
+    """A server that begins every answer, and then sends a byte each 50 ms without an end, or as much as it can."""
+
+    def __init__(self, part: bytes, pause_s: float) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._part, self._pause_s = part, pause_s
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._drip, args=self._socket.accept()[:1], daemon=True).start()
+
+    def _drip(self, to: socket.socket) -> None:
+        with to, contextlib.suppress(OSError):
+            to.recv(4096)
+            to.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                to.sendall(self._part)
+                time.sleep(self._pause_s)
+
+    def stop(self) -> None:
+        self._socket.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "pause_s", "why"),
+    [(b" ", 0.05, "no whole answer within"), (b" " * 65536, 0.0, "its answer is longer than 8 MiB")],
+)
+def test_an_answer_without_an_end_is_one_error(
+    part: bytes, pause_s: float, why: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltop.cli.watch.ASK_S", 1.0 if pause_s else 30.0)
+    server = Dripping(part, pause_s)
+    begun = time.monotonic()
+    try:
+        assert main(["watch", "--engine", server.url, "--headless"]) == 1
+    finally:
+        server.stop()
+    assert why in capsys.readouterr().err
+    assert time.monotonic() - begun < 20.0
 
 
 def test_a_key_that_we_do_not_have(engine: Sglang, capsys: Capture) -> None:
@@ -180,20 +230,23 @@ class Watch:
         self.core = FakeCore()
         self.info: dict[str, Any] = dict(SERVER)
         self.asked = 0
+        self.broken: Exception | None = None
         self.others = Others(self.core, urls, ask=self._ask)
         self.others.begin()
 
     async def _ask(self, url: str) -> Mapping[str, Any]:
         self.asked += 1
+        if self.broken is not None:
+            raise self.broken
         if not self.info:
             raise RltopError("no answer")
         return self.info
 
-    async def scraped(self, error: str | None = None, *, after: float = 2.0) -> dict[str, Any]:
+    async def scraped(self, error: str | None = None, *, after: float = 2.0, **more: Any) -> dict[str, Any]:
         self.core.time += after
         # An older release has no /v1/loads: an error, and an answer all the same.
         seen = {} if error else {"seen": self.core.time}
-        self.core.update("engine/0", error=error or "/v1/loads: status 404", **seen)
+        self.core.update("engine/0", error=error or "/v1/loads: status 404", **seen, **more)
         await self.others.once()
         return dict(self.core.table.get("engine/0"))
 
@@ -229,6 +282,42 @@ async def test_an_engine_is_asked_once_and_again_when_it_may_be_another() -> Non
     found = await watch.scraped()
     assert (watch.asked, found["generation"], found["toggles"]["cuda_graph"]) == (3, 2, "on")
     assert "engine 0 (others run it): it was restarted" in watch.core.texts("engine")
+
+
+@pytest.mark.parametrize(
+    ("broken", "info", "why"),
+    [
+        (
+            EngineUnreadable("http://h:1", Call("GET", "/server_info"), "not JSON (RecursionError)"),
+            SERVER,
+            "RecursionError",
+        ),
+        (MemoryError("what"), SERVER, "MemoryError: what"),
+        (None, {**SERVER, "cuda_graph_config": {"decode": 7}, "version": [1]}, "/server_info: "),
+    ],
+)
+async def test_an_engine_that_tells_what_cannot_be_read_is_suspect_until_it_can(
+    broken: Exception | None, info: dict[str, Any], why: str
+) -> None:
+    watch = Watch("http://h:1")
+    watch.broken, watch.info = broken, info
+    await watch.scraped()
+    found = await watch.scraped()
+    assert found["state"] == "SUSPECT"
+    assert found["cause"].startswith("its answer cannot be read: /server_info: ")
+    assert why in found["cause"]
+    assert not found["signals"]["probe"]["ok"]
+    watch.broken, watch.info = None, dict(SERVER)
+    await watch.scraped(after=20.0)
+    assert (await watch.scraped())["state"] == "HEALTHY"
+    assert (await watch.scraped(unreadable="/metrics: its answer is longer than 8 MiB"))["state"] == "SUSPECT"
+    assert "longer than 8 MiB" in watch.core.texts("engine")[-1]
+    assert (await watch.scraped(unreadable=None))["state"] == "HEALTHY"
+
+
+async def test_what_a_foreign_engine_says_is_not_kept_without_end() -> None:
+    found = facts_of({**SERVER, "version": "v" * 10_000, "model_path": "p" * 10_000, "weight_version": "w" * 10_000})
+    assert [len(found[name]) for name in ("version", "model_path", "weight_version")] == [256, 4096, 4096]
 
 
 async def test_an_engine_that_a_trainer_told_of_is_discovered_too_but_not_judged() -> None:

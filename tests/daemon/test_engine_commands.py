@@ -520,6 +520,25 @@ async def test_updating_lasts_until_the_trainer_has_told_the_version(desk: Desk)
     assert not desk.engines.updating(), "a trainer that never tells does not hold them for ever"
 
 
+async def test_an_engine_that_refused_a_sync_or_did_not_answer_is_told_to_the_fleet(desk: Desk) -> None:
+    desk.have("0", "1", "2", "3")
+    replies = {
+        "0": {"ok": True, "version": "8", "same": True},
+        "1": {"ok": False, "version": "7", "message": "status 400: it was refused"},
+        "2": {"ok": False, "version": "", "message": "ReadTimeout", "gone": True},
+        "3": {"ok": True, "version": "7"},
+        "another's": {"ok": False, "version": ""},
+    }
+    desk.record("weights", version="8", rollout_id=8, ok=False, engines=replies)
+    assert [text for text in desk.fleet.told if "not synced" in text] == [
+        "engine 1 not synced: it did not take weight version '8': status 400: it was refused",
+        "engine 2 not synced: it did not answer to weight version '8': ReadTimeout",
+        "engine 3 not synced: it holds '7' after the update to '8'",
+    ]
+    desk.record("weights", version="9", rollout_id=9, ok=True, engines={"0": {"ok": True, "version": "9"}})
+    assert len([text for text in desk.fleet.told if "not synced" in text]) == 3
+
+
 async def test_samples_feed_a_comparison_by_the_engine_that_made_them(desk: Desk) -> None:
     desk.have("0", "1")
     made = [

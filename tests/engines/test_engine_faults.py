@@ -287,7 +287,7 @@ LIVES = (
     Case("orphan", "orphan:seconds=600", act=stopped, state=State.STOPPED, before=(State.RECLAIMING, "")),
 )
 WEIGHTS = (
-    Case("holds", state=State.HEALTHY, cause="holds weight version 7", before=(State.STALE, ""), survives=True),
+    Case("holds", state=State.HEALTHY, cause="", before=(State.STALE, ""), survives=True),
     Case(
         "update-refused",
         "update-refused",
