@@ -14,6 +14,7 @@ from rltop import runs
 from rltop.cli.extra import require_train
 from rltop.cli.output import note, print_json
 from rltop.cli.signals import held, raised
+from rltop.cli.up_engines import generations, refuse_early_end, refuse_unstartable
 from rltop.config import Place, UpConfig, parse_up
 from rltop.errors import RltopError
 from rltop.evidence.known import table_path, with_table
@@ -53,7 +54,9 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
         checks["known_crashes"] = str(crashes)
     if argv := config.checks.get("on_fail"):
         checks["on_fail"] = _hook(argv, path, text)
+    refuse_unstartable(config.engines or {}, Place(str(path), text), config.env)
     known = name or config.name
+    before = generations(runs.runs_root() / runs.check_name(known)) if known else {}
     log_from = size_of(runs.runs_root() / runs.check_name(known) / "trainer.log") if known else 0
     with raised(), _whole_or_nothing() as keep:
         with held():  # Ctrl-C in the middle of a start ends what was started, behind it
@@ -70,7 +73,9 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                 },
             )
             keep(run)
-        ended = early_end(run, within_s=EARLY_S, log_from=log_from)
+        if not trainer:
+            refuse_early_end(run, before, int((config.engines or {}).get("count", 1)))
+        ended = early_end(run, within_s=EARLY_S, log_from=log_from) if trainer else None
         if ended is not None and ended.state != "done":
             log = run.path / "trainer.log"
             raise RltopError(

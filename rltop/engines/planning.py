@@ -115,7 +115,7 @@ def _start_engines(
     steps: list[str] = []
     diff: dict[str, list[str]] = {}
     for slot in request.slots:
-        problem = _problem(slot)
+        problem = problem_of(slot)
         if problem is not None:
             return problem
         known_engine = engines.get(slot.id)
@@ -134,8 +134,8 @@ def _start_engines(
     return FleetPlan(request=request, steps=steps, diff=diff, targets=tuple(ids), generations=generations)
 
 
-def _problem(slot: EngineSlot) -> Refused | None:
-    """Why this engine cannot be started at all."""
+def problem_of(slot: EngineSlot) -> Refused | None:
+    """Why this engine cannot be started at all; None: nothing that can be told without a process speaks against it."""
     if not ID.fullmatch(slot.id):
         return Refused(code="bad-args", why=f"{slot.id!r} cannot be an engine's id", do="letters, digits, . _ -")
     if not slot.model_path:

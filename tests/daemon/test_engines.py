@@ -164,6 +164,54 @@ def test_a_daemon_without_engines_is_as_light_as_before() -> None:
     assert not heavy & set(loaded)
 
 
+@pytest.mark.parametrize(
+    ("lines", "line", "words"),
+    [
+        ('kind = "cpu"\nargs = ["--bogus", "1"]', 5, "engine 0 would not start: unrecognized arguments: --bogus 1"),
+        ('kind = "cpu"\npython = "/no/python"', 5, "python = /no/python: there is no such program"),
+        ('args = ["--port", "1"]', 4, "--port in its args is not its owner's to give"),
+    ],
+)
+def test_engines_that_no_process_can_be_made_of_are_an_error_of_up(
+    config: Path, model: Path, capsys: Capture, lines: str, line: int, words: str
+) -> None:
+    config.write_text(f'[run]\nname = "alone"\n[engines]\n{lines}\nmodel_path = "{model}"\n')
+    assert main(["up", str(config)]) == 2
+    err = capsys.readouterr().err
+    assert f"{config}:{line}: the engines can not be started" in err
+    assert words in err
+    assert not (config.parent / "r" / "runs" / "alone").exists(), "nothing was begun"
+    config.write_text(f'[run]\nname = "alone"\n[trainer]\ncommand = ["true"]\n[engines]\nmodel_path = "{model}"\n')
+    assert main(["up", str(config)]) == 0  # the fixture takes it down
+
+
+@pytest.mark.parametrize("kind", ["cpu", "sglang"])
+def test_a_model_path_that_is_not_there_is_an_error_of_up(config: Path, capsys: Capture, kind: str) -> None:
+    config.write_text(f'[run]\nname = "alone"\n[engines]\nkind = "{kind}"\nmodel_path = "/nonexistent"\n')
+    assert main(["up", str(config)]) == 2
+    assert f"{config}:5: the engines can not be started" in (err := capsys.readouterr().err)
+    assert "there is no /nonexistent" in err
+    config.write_text('[run]\nname = "alone"\n[trainer]\ncommand = ["true"]\n')
+    assert main(["up", str(config)]) == 0
+
+
+def test_engines_whose_module_is_missing_are_an_error_of_up_and_nothing_stays(
+    config: Path, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    python = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parent.parent)], check=True)
+    config.write_text(
+        f'[run]\nname = "alone"\n[engines]\nkind = "sglang"\ncount = 2\nmodel_path = "{model}"\npython = "{python}"\n'
+    )
+    assert main(["up", str(config)]) == 2
+    err = capsys.readouterr().err
+    assert "the engines of run 'alone' ended at once" in err
+    assert "What it needs cannot be imported at the start" in err
+    assert "No module named 'sglang'" in err
+    assert "/engines/0/1/stdout.log" in err or "/engines/1/1/stdout.log" in err
+    assert not find_run("alone").alive
+
+
 def test_file_and_line_of_a_wrong_table_and_nothing_starts(config: Path, capsys: Capture) -> None:
     config.write_text('[run]\nname = "alone"\n[engines]\nmodel_path = "/m"\nrestart = "always"\n')
     assert main(["up", str(config)]) == 2
