@@ -32,13 +32,18 @@ def num(value: float) -> str:
 def brief(text: str, most: int = 240) -> str:
     """The beginning of what somebody else wrote, for the middle of a sentence: whole sentences if one fits, else
     whole words and an ellipsis; no full stop at the end, and not the place of the code that logged it."""
-    plain = _LOGGER.sub("", " ".join(text.split()))
+    plain = unlogged(" ".join(text.split()))
     if len(plain) <= most:
         return plain.rstrip(".")
     head = plain[:most]
     if ". " in head:
         return head.rpartition(". ")[0]
     return (head.rpartition(" ")[0] or head) + "…"
+
+
+def unlogged(text: str) -> str:
+    """A message without the place of the code that logged it (`narrator.py:137 - `)."""
+    return _LOGGER.sub("", text)
 
 
 def count(number: int, what: str) -> str:

@@ -56,7 +56,6 @@ def _crashed(obs: Observations, t: Thresholds, check: str, fact: EngineFact) -> 
             "fingerprint": last.fingerprint,
             "generation": last.generation,
             "crashes": last.number,
-            "time": last.time,
             "rollout": last.rollout,
             "recovered": serves,
             "state": fact.state,

@@ -9,7 +9,7 @@ from rltop.checks.facts import owned
 from rltop.checks.found import Document, HttpCall, LogEvent
 from rltop.checks.names import layers_of, ranges, some
 from rltop.checks.observe import Observations, Where
-from rltop.checks.phrase import brief, mismatches, missing, of_place, of_sync
+from rltop.checks.phrase import brief, mismatches, missing, of_place, of_sync, unlogged
 from rltop.checks.syncs import Update, message, ordered, success, updates
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
@@ -74,7 +74,7 @@ def _taken_since(obs: Observations, engine: int | str | None, refused: list[Upda
 
 
 def _refused(obs: Observations, engine: int | str | None, refused: list[Update]) -> Verdict:
-    first = refused[0]
+    first = next((update for update in refused if update.version), refused[0])  # a record says more than a line
     partial = any("partial" in update.message.lower() for update in refused)
     who = "The engine" if engine is None else f"Engine {engine}"
     state = "holds the old weights in part and the new ones in part" if partial else "still holds the old weights"
@@ -84,7 +84,7 @@ def _refused(obs: Observations, engine: int | str | None, refused: list[Update])
     places = [of_place(update.where) for update in refused if update.where][:3]
     value: dict[str, object] = {
         "endpoint": first.endpoint or None,
-        "message": first.message[:400],
+        "message": unlogged(first.message)[:400],
         "version": first.version or None,
         "partial": partial,
     }
