@@ -240,3 +240,13 @@ def test_an_engine_that_hangs_is_told_at_once_with_what_ends_it() -> None:
     assert "no token for over 15 s" in found.cause
     assert "rltop engine restart --engine 1" in found.advice
     assert verdict("cluster.stall", seen(own("0", "SUSPECT"), own("1", "HEALTHY"))).status != "fail"
+
+
+def test_memory_of_an_own_engine_is_changed_with_rltop_itself() -> None:
+    out = event("oom", "CUDA out of memory", owner="engine", engine=1, source="engines/1/1/stdout.log", tried_gb=2.0)
+    mine = verdict("engine.oom", seen(own("1", "BACKOFF"), events=in_order(out)))
+    assert mine.status == "fail"
+    assert any("mem_fraction_static=FRACTION --engine 1" in one for one in mine.advice)
+    assert not any("--sglang-" in one for one in mine.advice)
+    theirs = verdict("engine.oom", seen(events=in_order(out)))
+    assert any("--sglang-mem-fraction-static" in one for one in theirs.advice)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rltop.checks.events import engine_life
+from rltop.checks.facts import owned
 from rltop.checks.found import HttpCall, LogEvent
 from rltop.checks.observe import Observations, Where
 from rltop.checks.phrase import missing, of_event, of_place
@@ -222,7 +223,7 @@ def check_cache(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     found = []
     for (engine, _), cache in caches.items():
         if cache.stale and not (flushes and cache.stale[0][2] is None):
-            found.append(_stale(engine, cache))
+            found.append(_stale(obs, engine, cache))
     if found:
         return found[:32]
     clean = sum(cache.clean for cache in caches.values())
@@ -259,7 +260,7 @@ def _watch(cache: _Cache, event: LogEvent) -> None:
         cache.flushed = False
 
 
-def _stale(engine: Engine, cache: _Cache) -> Verdict:
+def _stale(obs: Observations, engine: Engine, cache: _Cache) -> Verdict:
     update, prefill, failed = cache.stale[0]
     reused = prefill.data.get("cached_token")
     who = "the engine" if engine is None else f"engine {engine}"
@@ -278,6 +279,7 @@ def _stale(engine: Engine, cache: _Cache) -> Verdict:
         evidence=tuple(of_event(one) for one in (update, failed, prefill) if one is not None),
         cause=cause,
         advice=(
+            *(f"rltop engine http flush --engine {one}" for one in owned(obs, engine) if engine is not None),
             "/pause_generation, or drain the requests, before the update",
             "/flush_cache after it, and check that it answers 200",
         ),

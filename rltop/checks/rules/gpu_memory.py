@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from rltop.checks.events import DEDUP, frames, goes_on, number, of_kind, side, who, whole, word
-from rltop.checks.facts import NO_TRAINER, context_parallel, fires, vocabulary
+from rltop.checks.facts import NO_TRAINER, context_parallel, fires, owned, vocabulary
 from rltop.checks.faults import Fault, first_fault
 from rltop.checks.found import LogEvent, Row
 from rltop.checks.known import match
@@ -85,6 +85,9 @@ def _engine(obs: Observations, own: Sequence[LogEvent]) -> Verdict:
     if mapping:
         advice: tuple[str, ...] = ("see cluster.gpu-mapping: the memory is not this run's own",)
         cause += "; another process fills that GPU, so this run's memory settings are not the cause"
+    elif event.engine is not None and (mine := owned(obs, event.engine)):
+        cause += ": the weights leave nothing for the KV cache" if event.data.get("pool") else ""
+        advice = _own_advice(mine[0], pool=bool(event.data.get("pool")))
     elif event.data.get("pool"):
         cause += ": the weights leave nothing for the KV cache within --mem-fraction-static"
         advice = (
@@ -110,6 +113,17 @@ def _engine(obs: Observations, own: Sequence[LogEvent]) -> Verdict:
         evidence=tuple(of_event(one) for one in own[:3]),
         cause=cause + ".",
         advice=(*advice, *(crash.advice() for crash in known), *((DEDUP,) if event.repeated else ())),
+    )
+
+
+def _own_advice(engine: str, *, pool: bool) -> tuple[str, ...]:
+    """For an engine that rltop started: flags of the trainer do nothing to it."""
+    fraction = "larger, if it is well below 0.9" if pool else "smaller than now"
+    return (
+        f"rltop engine set mem_fraction_static=FRACTION --engine {engine} ({fraction})",
+        *(() if pool else (f"rltop engine set chunked_prefill=2048 --engine {engine}",)),
+        *(() if pool else (f"rltop engine set cuda_graph=off --engine {engine} (captured graphs hold memory)",)),
+        "nvidia-smi: another process, or a trainer that did not offload, on these GPUs",
     )
 
 
@@ -150,6 +164,9 @@ def _fraction(fields: Mapping[str, object]) -> float | None:
 
 def _maybe(obs: Observations, t: Thresholds, fault: Fault, why: str, places: tuple[Evidence, ...]) -> Verdict:
     mapping = fires(obs, "cluster.gpu-mapping")
+    test = "--sglang-mem-fraction-static 0.6 (as a test)"
+    if fault.event.engine is not None and (mine := owned(obs, fault.event.engine)):
+        test = f"rltop engine set mem_fraction_static=0.6 --engine {mine[0]} (as a test)"
     return Verdict(
         ENGINE,
         "warn",
@@ -159,7 +176,7 @@ def _maybe(obs: Observations, t: Thresholds, fault: Fault, why: str, places: tup
         threshold={"free_gb": t.ima_free_gb, "seconds": t.ima_oom_s},
         evidence=(of_event(fault.event), *places),
         cause=f"The illegal memory access may be memory: {why}. A run with more free memory decides.",
-        advice=("see cluster.gpu-mapping first",) if mapping else ("--sglang-mem-fraction-static 0.6 (as a test)",),
+        advice=("see cluster.gpu-mapping first",) if mapping else (test,),
         confidence="low",
     )
 
