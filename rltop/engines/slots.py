@@ -4,8 +4,9 @@ A daemon that is killed between a stop and a start leaves a file that says what 
 from there. The file is replaced whole; a reader never sees half of one. It is not forced to the platter: whatever loses
 it (a machine that goes down) ends the engines too.
 
-Beside each generation stands a copy as of its launch: from the newest one, and what the generation's `record.json` says
-of the process, a slot file that is damaged or lost is made again, so that its engine is adopted like any other.
+Beside it stands a copy as of the last launch: from that, the numbers of the generations' folders and what `record.json`
+in the newest one says of the process, a slot file that is damaged or lost is made again, so that its engine is adopted
+like any other.
 
 Failure policy: a file that cannot be written raises `RltopError`, and what was to be done is not begun; only a stop is
 never withheld (`supervisor.Engine.aim`). A damaged file is named, set aside (`slot.damaged-1.json`) and made again. One
@@ -35,6 +36,8 @@ from rltop.runs.masks import is_secret, mask_command
 
 SCHEMA = 1
 FILE = "slot.json"
+COPY = "slot.launched.json"
+"""Not in the generation's folder: that is passed on with bug reports, and the environment may hold keys."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -198,7 +201,7 @@ class SlotStore:
         folder = self.folder(record.declared.id)
         data = msgspec.json.format(msgspec.json.encode(record))
         try:
-            _replace(folder, data)
+            _replace(folder / FILE, data)
         except OSError as error:
             raise RltopError(
                 "cannot write down what the engine should be",
@@ -207,13 +210,13 @@ class SlotStore:
                 do="make room on the disk of the run directory; nothing was changed",
                 exit_code=1,
             ) from error
-        if record.state is State.LAUNCHING:
+        if record.state is State.LAUNCHING and record.declared.model_path:
             with contextlib.suppress(OSError):  # it is only a copy
-                _replace(folder / str(record.generation), data)
+                _replace(folder / COPY, data)
 
     def newest(self, engine_id: str) -> int:
-        """The newest generation that has a folder; 0: none has."""
-        return max(_generations(self.folder(engine_id)), default=0)
+        """The newest generation that left a folder or a copy; 0: none did."""
+        return _newest(self.folder(engine_id), _copy(self.folder(engine_id)))
 
     def read_all(self) -> tuple[list[SlotRecord], list[str]]:
         """Every slot, and a sentence for each file that was damaged or lost.
@@ -284,33 +287,32 @@ def _made_again(folder: Path) -> SlotRecord | None:
 
     A process that has ended by what its keeper wrote is not started again: nobody knows any more whether it should be.
     """
-    numbers = sorted(_generations(folder), reverse=True)
-    if not numbers:
+    copy, held, cause = _copy(folder), locked(folder / "lock"), "its slot file was damaged"
+    newest = _newest(folder, copy)
+    if not newest:
         return None
-    newest, cause = numbers[0], "its slot file was damaged"
-    held, made = locked(folder / "lock"), _copy(folder, numbers)
-    known = made is not None
-    if made is None:  # its process can still be adopted, and ended
-        made = SlotRecord(declared=EngineSlot(id=folder.name), config=Config(), running=Config())
+    # Without a copy its process can still be adopted, and ended.
+    made = copy or SlotRecord(declared=EngineSlot(id=folder.name), config=Config(), running=Config())
     try:
         told = json.loads((folder / str(newest) / RECORD).read_bytes())
         ended = "code" in told or "error" in told
     except (OSError, ValueError, TypeError):
         ended = made.launcher == "local" and not held
-    goal = Goal(run=not ended and (known or held), generation=newest, cause=cause)
+    goal = Goal(run=not ended and (copy is not None or held), generation=newest, cause=cause)
     state = State.LAUNCHING if goal.run or held else State.STOPPED
     return made.changed(schema=SCHEMA, generation=newest, goal=goal, state=state, cause=cause, process=None)
 
 
-def _copy(folder: Path, numbers: list[int]) -> SlotRecord | None:
-    for number in numbers:
-        with contextlib.suppress(ValueError):
-            return _read(folder / str(number) / FILE, folder.name)
+def _copy(folder: Path) -> SlotRecord | None:
+    with contextlib.suppress(ValueError):
+        return _read(folder / COPY, folder.name)
     return None
 
 
-def _generations(folder: Path) -> list[int]:
-    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()]
+def _newest(folder: Path, copy: SlotRecord | None) -> int:
+    """In a Ray cluster the folders are on the engines' machines."""
+    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()]
+    return max([*numbers, copy.generation if copy is not None else 0])
 
 
 def _set_aside(file: Path) -> str:
@@ -323,15 +325,15 @@ def _set_aside(file: Path) -> str:
     return aside.name
 
 
-def _replace(folder: Path, data: bytes) -> None:
-    """The folder's file, whole. Raises OSError."""
-    staging = folder / f".{FILE}.{os.getpid()}"
+def _replace(file: Path, data: bytes) -> None:
+    """The whole file. Raises OSError."""
+    staging = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The environment of an engine may hold keys.
-        with open(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(staging, folder / FILE)
+        with open(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as written:
+            written.write(data)
+        os.replace(staging, file)
     except OSError:
         with contextlib.suppress(OSError):
             staging.unlink()

@@ -1060,6 +1060,7 @@ def test_what_had_ended_under_a_damaged_slot_file_stays_ended_and_its_numbers_go
         async with world.fleet() as fleet:
             await world.start(fleet, 1)
             await fleet.stop_all(world.stages.append)
+        (file.parent / "1").mkdir()
         (file.parent / "1/record.json").write_text('{"marker": "run/0/1", "pid": 100, "code": 0}')
         file.write_text("{")
         async with world.fleet() as fleet:
@@ -1069,7 +1070,9 @@ def test_what_had_ended_under_a_damaged_slot_file_stays_ended_and_its_numbers_go
             await world.start(fleet, 1)
             assert world.cells["0"]["generation"] == 2
             await fleet.stop_all(world.stages.append)
-        file.unlink()  # also when nothing but the folders is left
+        for path in file.parent.glob("slot*"):
+            path.unlink()  # also when nothing but the folders is left
+        (file.parent / "2").mkdir()
         async with world.fleet() as fleet:
             assert fleet.ids() == []
             await world.start(fleet, 1)
