@@ -20,7 +20,7 @@ from rltop.runs.disk import disk_bytes
 GLANCE_S = 2.0
 """Longest wait for the state of one living run; all are asked at once."""
 REWARD = "metric/rollout/raw_reward"
-GLANCE_KEYS = ("run", "phase", "checks", REWARD)
+GLANCE_KEYS = ("run", "phase", "checks", "engine/*", REWARD)
 HEAD = ("run", "state", "rollout", "reward", "checks", "age", "size", "pid", "why")
 
 
@@ -125,7 +125,24 @@ async def _living(run: RunInfo) -> dict[str, Any]:
         await client.wait_live(GLANCE_S)
         state = client.mirror.state
     facts = state.get("run") or {}
-    return {**_numbers(state), "state": facts.get("state", "waiting"), "text": facts.get("text", "")}
+    text = "; ".join(filter(None, (facts.get("text", ""), *engine_trouble(state))))
+    return {**_numbers(state), "state": facts.get("state", "waiting"), "text": text}
+
+
+def engine_trouble(state: Mapping[str, Any]) -> list[str]:
+    """What a person has to know of the run's own engines: those that hang, or that rltop does not start again."""
+    found = []
+    for key in sorted(key for key in state if key.startswith("engine/")):
+        engine, name = state[key] or {}, key.removeprefix("engine/")
+        if engine.get("owner") != "rltop":
+            continue
+        if engine.get("hung"):
+            found.append(f"engine {name} hangs (rltop engine restart --engine {name})")
+        elif engine.get("state") == "QUARANTINED":
+            found.append(
+                f"engine {name} crashes again and again, it is not started (rltop engine start --engine {name})"
+            )
+    return found
 
 
 def _dead(run: RunInfo) -> dict[str, Any]:

@@ -51,6 +51,10 @@ def test_a_death_that_no_log_tells_of_is_told_with_engine_cause_and_fingerprint(
         ("HEALTHY", 2, DEFAULTS.died_clear_rollouts, 99.0, "info"),
         ("HEALTHY", 2, 0, 100.0 - DEFAULTS.died_clear_s, "info"),
         ("STOPPED", 2, 0, 99.0, "info"),
+        ("STALE", 2, 0, 99.0, "fail"),
+        ("STALE", 2, 2, 99.0, "warn"),
+        ("LAUNCHING", 3, 0, 99.0, "info"),
+        ("HEALTHY", 3, 0, 99.0, "info"),
     ],
 )
 def test_a_crash_is_a_fault_until_the_engine_serves_and_a_warning_until_it_lasts(

@@ -13,7 +13,7 @@ import pytest
 
 from rltop.cli.main import main
 from rltop.cli.output import size
-from rltop.cli.ps import lines
+from rltop.cli.ps import engine_trouble, lines
 from rltop.daemon import spawn
 from rltop.runs import RunInfo, read_run
 from tests.cli.conftest import rltop
@@ -139,6 +139,18 @@ def test_in_a_narrow_terminal_the_reason_goes_below_its_run() -> None:
     flag = [*row[:-1], "exit code 2: unrecognized arguments: --load-debug-rollout-data"]
     assert lines([flag], 50)[-1] == "    --load-debug-rollout-data"
     assert lines([], 10)[0].startswith("run")
+
+
+def test_an_engine_that_hangs_or_is_given_up_is_named_with_what_brings_it_back() -> None:
+    state = {
+        "engine/0": {"owner": "rltop", "state": "SUSPECT", "hung": True},
+        "engine/1": {"owner": "rltop", "state": "QUARANTINED", "hung": False},
+        "engine/2": {"owner": "rltop", "state": "HEALTHY", "hung": False},
+        "engine/3": {"owner": "other", "state": "SUSPECT", "hung": True},
+    }
+    first, second = engine_trouble(state)
+    assert first == "engine 0 hangs (rltop engine restart --engine 0)"
+    assert second.endswith("(rltop engine start --engine 1)")
 
 
 @pytest.mark.parametrize(

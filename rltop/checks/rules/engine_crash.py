@@ -13,6 +13,7 @@ from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Status, Verdict
 
 _SERVING = frozenset({"HEALTHY", "SUSPECT"})
+_AWAY = frozenset({"STALE", "OFFLOADED", "LOST"})
 _ENDED = frozenset({"STOPPED", "DRAINING", "STOPPING", "RECLAIMING"})
 
 
@@ -28,13 +29,14 @@ def _crashed(obs: Observations, t: Thresholds, check: str, fact: EngineFact) -> 
     lasted for some rollouts (without any: for some time), and afterwards a fact."""
     last = fact.crashes[-1]
     status: Status = "fail"
-    serves = fact.state in _SERVING and fact.generation > last.generation
+    later = fact.generation - last.generation
+    serves = later > 0 and (fact.state in _SERVING or (fact.state in _AWAY and fact.survived > 0))
     lasted = obs.now - fact.since if serves and obs.now is not None and fact.since is not None else 0.0
     if serves:
         proven = fact.survived >= t.died_clear_rollouts or lasted >= t.died_clear_s
         status = "info" if proven else "warn"
-    elif fact.state in _ENDED and fact.generation > last.generation:
-        status = "info"  # a later process was ended on purpose
+    if later > 1 or (later > 0 and fact.state in _ENDED):
+        status = "info"  # a later process did not crash, or it would be the newest one: it was ended on purpose
     at = f" at {clock(last.time)}" if last.time is not None else ""
     place = f", in rollout {last.rollout}" if last.rollout is not None else ""
     cause = f"Engine {fact.id} died{at}{place} (generation {last.generation}): {brief(last.cause, 300)}"
