@@ -18,8 +18,8 @@ the difference by MOVER (Zou and Donner, Statistics in Medicine 2008). They hold
 
 The interval shown is a 95 % one for a single look. People look all the time, and then one of twenty comparisons without
 any difference would show one sooner or later: the verdict therefore names a difference only if the 99 % interval
-excludes 0, and never below `ENOUGH` intervals. Whatever is less is "not enough yet", which is an answer. Simulated
-(tests/engines/test_ab.py): 95 % of independent differences, 94 % of 60 with r = 0.6, but 86 % of 15 such.
+excludes 0, and never below `ENOUGH` intervals of that measure. Less is "not enough yet", which is an answer.
+Simulated (tests/engines/test_ab.py): 95 % of independent differences, 94 % of 60 with r = 0.6, but 86 % of 15 such.
 
 Pure, bounded: of intervals the newest 2,000 are kept.
 """
@@ -144,14 +144,12 @@ class Comparison:
         sure = [_sentence(row) for row in rows if row.sure]
         if sure:
             return "; ".join(sure)
-        most = max((row.n for row in rows if row.name != "crashes_per_hour"), default=0)
-        if most < ENOUGH:
-            return f"not enough yet: {most} of {ENOUGH} intervals in which both arms had work"
-        widest = next((row for row in rows if row.name == "tokens_per_s" and row.low is not None), None)
-        if widest is None or not widest.a or widest.low is None or widest.high is None:
-            return f"no difference seen in {most} intervals"
-        low, high = 100 * widest.low / widest.a, 100 * widest.high / widest.a
-        return f"no difference seen in {most} intervals: tokens per second between {low:+.1f} % and {high:+.1f} %"
+        others = [
+            f"no difference of the {_WORDS[row.name][0]} in {row.n} intervals"
+            for row in rows
+            if row.name in ("log_prob_gap", "accept_length") and row.n >= ENOUGH
+        ]
+        return "; ".join([_speed(next((row for row in rows if row.name == "tokens_per_s"), None)), *others])
 
     def _add(self, name: str, arm: Arm, interval: int, total: float, weight: float) -> None:
         table = self._values.setdefault(name, {})
@@ -197,6 +195,17 @@ _WORDS = {
     "accept_length": ("acceptance length", "longer", "shorter"),
     "crashes_per_hour": ("crashes per hour", "more", "fewer"),
 }
+
+
+def _speed(row: Row | None) -> str:
+    """Of the tokens per second, where no difference is sure. Intervals of another measure are none of its own."""
+    n = 0 if row is None else row.n
+    if row is None or n < ENOUGH:
+        return f"not enough yet: {n} of {ENOUGH} intervals in which both arms had work"
+    if not row.a or row.low is None or row.high is None:
+        return f"no difference seen in {n} intervals"
+    low, high = 100 * row.low / row.a, 100 * row.high / row.a
+    return f"no difference seen in {n} intervals: tokens per second between {low:+.1f} % and {high:+.1f} %"
 
 
 def _sentence(row: Row) -> str:

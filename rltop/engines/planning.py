@@ -341,6 +341,9 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     if not changes:
         return Refused(code="bad-args", why="no toggle was named", do="give at least one NAME=VALUE")
     old = engine.record.config
+    if engine.record.launcher == "local" and (missing := _missing_draft(changes.get("speculative", ""))):
+        why = f"engine {engine.id}: speculative: there is no draft model at {missing}"
+        return Refused(code="bad-args", why=why, do="name the folder of its checkpoint, as the engine's host sees it")
     inherited = {}
     if engine.record.launcher == "local":
         here = ((name, os.environ.get(name)) for name in _INHERITED if name not in old.unset)
@@ -363,6 +366,12 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     if cannot := _unpassable(config):
         return Refused(code="bad-args", why=f"engine {engine.id}: {cannot}", do="correct it; nothing was changed")
     return config, _notes(made)
+
+
+def _missing_draft(value: str) -> str:
+    """The path of a draft model on this machine that is not there; a name of the Hub is SGLang's to find."""
+    _, _, path = value.partition(":")
+    return path if os.path.isabs(path) and not os.path.exists(path) else ""
 
 
 def _config_of(made: Change, old: Config, inherited: Mapping[str, str]) -> Config:

@@ -78,10 +78,12 @@ def change(
         return _refused(argv, env, draft)
     now = t.read_fields(before.fields, env)
     asked = read_argv(argv, env, version=version, model=model)
-    wanted = {}
+    wanted, held = {}, {}
     for name, value in changes.items():
         text = _checked(name, value, draft)
-        if text is not None and not (asked.get(name) == now.get(name) == _short(name, text, parsed)):
+        if text is not None and asked.get(name) == now.get(name) == _short(name, text, parsed):
+            held[name] = text
+        elif text is not None:
             wanted[name] = text
     if draft.refusals:
         return _refused(argv, env, draft)
@@ -93,7 +95,7 @@ def change(
         return _refused(argv, env, draft)
     if wanted:
         _pin(wanted, draft, model=model)
-    return _finish(argv, env, wanted, draft, model=model)
+    return _finish(argv, env, wanted, held, draft, model=model)
 
 
 def _short(name: str, value: str, parsed: Parsed) -> str:
@@ -164,27 +166,29 @@ def _finish(
     argv: Sequence[str],
     env: Mapping[str, str],
     wanted: Mapping[str, str],
+    held: Mapping[str, str],
     draft: Draft,
     *,
     model: Mapping[str, Any] | None,
 ) -> Change:
+    """held: toggles that were asked for and are so already; the others must not move them away."""
     _, removed = strip(draft.parsed, draft.strip)
     new = draft.argv()
     after = judge(new, draft.env, version=draft.spec.version, model=model)
     got, before = t.read_fields(after.fields, draft.env), t.read_fields(draft.before.fields, env)
     if after.accepted:
-        _effective(wanted, got, after, draft)
+        _effective({**wanted, **held}, got, after, draft)
         late(wanted, got, after, draft, model)
     elif wanted:
         first = next(iter(wanted))
         draft.refuse(first, f"SGLang {draft.spec.version} rejects it: {after.errors[0]}", "change what it names first")
     if draft.refusals:
         return _refused(argv, env, draft)
-    held = {option[0].removeprefix("--").replace("-", "_") for option in draft.pins}
+    pinned = {option[0].removeprefix("--").replace("-", "_") for option in draft.pins}
     aliases = {
         name: Alias(value, _reason(name, after))
         for name, value in got.items()
-        if name not in wanted and name not in held and value is not None and value != before[name]
+        if name not in wanted and name not in pinned and value is not None and value != before[name]
     }
     if draft.spec.note:
         draft.warnings.append(draft.spec.note)

@@ -213,3 +213,15 @@ def test_a_comparison_of_weeks_stays_small() -> None:
         for engine in ("0", "2"):
             comparison.sampled(engine, rollout, 0.01, 10)
     assert comparison.rows()[0].n == MOST
+
+
+def test_the_intervals_of_one_measure_do_not_count_for_another() -> None:
+    found = Comparison(arms=ARMS, since=0.0)
+    for rollout in range(17):
+        found.sampled("0", rollout, 0.01 + 0.001 * (rollout % 3), 100)
+        found.sampled("2", rollout, 0.01 + 0.001 * (rollout % 2), 100)
+    assert {row.name: row.n for row in found.rows()} == {"log_prob_gap": 17, "crashes_per_hour": 0}
+    assert found.verdict() == (
+        "not enough yet: 0 of 12 intervals in which both arms had work; "
+        "no difference of the log-prob gap in 17 intervals"
+    )

@@ -1351,6 +1351,10 @@ def test_bad_requests_are_refused_with_what_to_do(world: World) -> None:
             assert refused(fleet, SetToggles(changes={"radix_cash": "off"})).code == "refused-by-rules"
             assert "set already" in refused(fleet, SetToggles(changes={"radix_cache": "on"})).why
             assert "cannot be" in refused(fleet, SetToggles(changes=OFF, keep=2)).why
+            draft = refused(fleet, SetToggles(changes={"speculative": "EAGLE:/nonexistent"}))
+            assert draft.why == "engine 0: speculative: there is no draft model at /nonexistent"
+            there = planned(fleet, SetToggles(targets=("0",), changes={"speculative": f"EAGLE:{world.folder}"}))
+            assert any(f"--speculative-draft-model-path {world.folder}" in line for line in there.steps)
             assert refused(fleet, Synced(target="0", generation=9, version="1")).code == "stale-generation"
             bad = slots(1)[0]
             keyed = EngineSlot(id="y", model_path="/m", args=("--api-key=k",))

@@ -294,3 +294,13 @@ def test_a_chain_of_changes_ends_where_it_was_led(version: str, steps: list[tupl
             assert read_argv(argv, env, version=version, model=MODELS[model])[name] == value
         again = change(argv, env, {name: value}, version=version, model=MODELS[model])
         assert again.argv == argv, "a change that was made is not made again"
+
+
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.23"])
+@pytest.mark.parametrize("argv", [(), ("--disable-cuda-graph",), ("--cuda-graph-backend-decode", "full")])
+def test_what_is_asked_for_is_refused_when_it_cannot_be_kept_whatever_it_is_now(
+    argv: tuple[str, ...], version: str
+) -> None:
+    made = change(argv, {}, {"deepep": "normal", "cuda_graph": "on"}, version=version)
+    assert not made.allowed
+    assert "deepep_mode=normal turns CUDA graphs off, even if they are asked for" in made.refusals[0].why
