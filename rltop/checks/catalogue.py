@@ -127,7 +127,7 @@ CATALOGUE: tuple[Entry, ...] = (
     _entry(
         "weights.update-failed",
         "an engine refused an update",
-        "pf",
+        "pif",
         "D1.1 B08 B44",
         "weights.sync-garble logprob.drift weights.mixed-version",
     ),
@@ -148,7 +148,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     _entry("engine.port", "an engine could not bind", "pwf", "F8 B46", "engine.died engine.not-ready host.unexplained"),
     _entry("engine.not-ready", "requests came before the engines", "pwf", "B48", "host.unexplained"),
-    _entry("engine.died", "an engine that worked is gone", "pwf", "B65", "host.unexplained cluster.stall"),
+    _entry("engine.died", "an engine that worked is gone", "piwf", "B65", "host.unexplained cluster.stall"),
     _entry("engine.health-timeout", "slow, not dead", "piw", "B63", "engine.died host.unexplained"),
     _entry("engine.oom", "an engine ran out of GPU memory", "pwf", "F11 B23 B30 B32 B35", "engine.ima engine.died"),
     _entry(
