@@ -147,6 +147,7 @@ def why_words(engine: Mapping[str, Any], now: float) -> str | None:
     # Of a healthy one the cause is how it became so, long ago.
     told = ("stage", "pending", "error") if engine.get("state") == "HEALTHY" else ("cause", "stage", "pending", "error")
     words = [str(engine[key]) for key in told if engine.get(key)]
+    words = [word for word in words if not any(word != other and word in other for other in words)]
     if engine.get("backoff_until"):
         words.append(f"again in {age(engine['backoff_until'] - now)}")
     if engine.get("restarts"):

@@ -286,6 +286,8 @@ def test_a_crash_waits_for_what_is_left_and_then_for_its_backoff() -> None:
     assert toward(slot, goal, 109.9, updating=False) is None
     assert toward(slot, goal, 110.0, updating=True) is None
     assert toward(slot, goal, 110.0, updating=False) == Start()
+    begun, _ = step(slot, Start(), 110.0)
+    assert (begun.state, begun.cause) == (State.LAUNCHING, "started again after: ima"), "not of what the last one ended"
     with pytest.raises(IllegalTransition):
         step(slot, Start(), 109.9)
 
