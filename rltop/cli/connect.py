@@ -11,11 +11,14 @@ from typing import TypeVar
 from rltop.client import Client, local_client, ssh_client
 from rltop.errors import RltopError
 from rltop.protocol.messages import Role
-from rltop.runs import RunInfo, find_run
+from rltop.runs import RunInfo, find_run, list_runs
 
 T = TypeVar("T")
 LOCAL_S = 5.0
 """Longest wait for the state from a daemon on this machine."""
+MOST_LOOKED_AT = 20
+"""Dead runs, newest first, that are looked at for something that goes on."""
+_REVIVE = "rltop up CONFIG --name {0} gives it a daemon again; rltop down {0} ends it"
 REMOTE_S = 60.0
 """The same over ssh, jump hosts and second factors included."""
 
@@ -36,7 +39,7 @@ class Place:
     @property
     def patience_s(self) -> float:
         """Longest wait for the first state. A dead run's journal may be long."""
-        return LOCAL_S if not self.remote and find_run(self.target).alive else REMOTE_S
+        return LOCAL_S if not self.remote and here(self.target).alive else REMOTE_S
 
     def client(self, *, role: Role = "view", name: str = "", fps: float = 2.0, want: Sequence[str] = ("*",)) -> Client:
         """A client, not yet running. Raises RltopError: no such run, control of a dead one, not a target."""
@@ -50,14 +53,53 @@ class Place:
                 fps=fps,
                 want=want,
             )
-        run = find_run(self.target)
+        run = here(self.target)
         if role == "control" and not run.alive:
             raise not_running(run)
         return local_client(run, role=role, name=name, fps=fps, want=want)
 
 
+def here(name: str | None) -> RunInfo:
+    """`find_run`; where no run is alive, one that goes on without its daemon is said. Raises RltopError."""
+    try:
+        return find_run(name)
+    except RltopError as error:
+        for run in list_runs()[:MOST_LOOKED_AT] if name is None else ():
+            if left := what_goes_on(run):
+                raise RltopError(
+                    f"no run has a daemon, and {run.name!r} goes on without one",
+                    where=str(run.path),
+                    why=f"its daemon is gone, {left}",
+                    do=_REVIVE.format(run.name),
+                    exit_code=error.exit_code,
+                ) from None
+        raise
+
+
+def what_goes_on(run: RunInfo) -> str:
+    """`its trainer (process 7) runs on`, of a run without a daemon; empty: nothing is seen on this machine that does."""
+    from rltop.daemon.engines_left import left_engines
+    from rltop.daemon.trainer_job import adopt_trainer, read_record
+
+    if run.alive:
+        return ""
+    record = read_record(run.path)
+    trainer = record is not None and adopt_trainer(record, run.path) is not None
+    found = [f"its trainer (process {record.pid})"] if trainer and record is not None else []
+    if engines := left_engines(run.path):
+        found.append(f"engine {', '.join(engines)}")
+    return f"{' and '.join(found)} run{'s' * (len(found) == 1)} on" if found else ""
+
+
 def not_running(run: RunInfo) -> RltopError:
     """What is said to whoever wants to act on a dead run."""
+    if left := what_goes_on(run):
+        return RltopError(
+            f"run {run.name!r} has no daemon: there is nobody to ask",
+            where=str(run.path),
+            why=f"its daemon is gone, {left}",
+            do=_REVIVE.format(run.name),
+        )
     return RltopError(
         f"run {run.name!r} is not running: there is nothing to control",
         where=str(run.path),

@@ -7,6 +7,8 @@ every viewer has; `generations` in the arguments makes each command a compare-an
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +26,15 @@ ENDED = frozenset({"done", "failed", "cancelled"})
 LOST_S = 60.0
 """An operation is followed over the loss of its daemon for so long; the next daemon of the run finishes it."""
 NAMED = ("cuda_graph", "speculative", "deepep", "launch_blocking")
-"""Toggles that `list` always shows; others only where they are not as wanted."""
-HEAD = ("engine", "state", "since", "gen", "weights", "running", "tok/s", "signals", "toggles", "why")
+"""Toggles that an engine's block always shows, the table where they are on; others only where not as wanted."""
+LETTERS = {"process": "P", "probe": "H", "progress": "G", "trainer": "T", "log": "L"}
+"""Of the five signals, as in the dashboard."""
+HEAD = ("engine", "state", "since", "PHGTL", "gen", "weights", "run", "tok/s", "toggles", "why")
+WIDTH = 120
+"""Cells of a table that goes into a file or to another program."""
+TOGGLES_WIDTH = 32
+"""Most cells of the toggles in the table."""
+LEAST_WHY = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,12 @@ def show(place: Place, engines: str, *, as_json: bool) -> int:
         cells = {name: {**state[f"engine/{name}"], "toggle_choices": state.get(f"toggles/{name}")} for name in chosen}
         print_json({"run": run, "engines": cells, "fleet": state.get("fleet"), "ops": _ops(state)})
         return 0
-    print("\n".join(table(HEAD, [_row(state[f"engine/{name}"], now) for name in chosen])))
+    cells = [state[f"engine/{name}"] for name in chosen]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    if engines == "all":
+        print("\n".join(rows(cells, now, width)))
+    else:
+        print("\n\n".join("\n".join(block(cell, now)) for cell in cells))
     fleet = state.get("fleet") or {}
     if fleet:
         required = fleet.get("required") or {}
@@ -102,32 +116,80 @@ def _chosen(state: Mapping[str, Any], engines: str) -> list[str]:
     return wanted
 
 
+def rows(engines: Sequence[Mapping[str, Any]], now: float, width: int) -> list[str]:
+    """The table, one line per engine, no line longer than `width`: signals as letters, the last column cut."""
+    found = table(HEAD, [_row(engine, now) for engine in engines])
+    start = len(found[0]) - len(HEAD[-1])
+    if width - start >= LEAST_WHY or max(map(len, found)) <= width:
+        return [_cut(line, width) for line in found]
+    # Too narrow for a reason worth reading beside the rest: it goes below.
+    lines = [_cut(line, width) for line in table(HEAD[:-1], [_row(engine, now)[:-1] for engine in engines])]
+    for at in range(len(engines), 0, -1):
+        if why := why_words(engines[at - 1], now):
+            lines.insert(at + 1, _cut(f"    {clean(why)}", width))
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
 def _row(engine: Mapping[str, Any], now: float) -> list[Any]:
     since = engine.get("since")
     speed = engine.get("tokens_per_s")
+    toggles = toggle_words(engine, every=False)
     return [
-        engine.get("id"),
-        str(engine.get("state")) + (" (other's)" if engine.get("owner") == "other" else ""),
+        _cut(str(engine.get("id")), 16),
+        _state(engine),
         age(now - since) if since else None,
+        signal_letters(engine.get("signals") or {}),
         engine.get("generation"),
-        engine.get("weight_version") or None,
+        _cut(str(engine.get("weight_version") or "-"), 12),
         engine.get("running"),
         None if speed is None else round(speed),
-        signal_words(engine.get("signals") or {}),
-        toggle_words(engine),
+        toggles and _cut(toggles, TOGGLES_WIDTH),
         why_words(engine, now),
     ]
 
 
-def signal_words(signals: Mapping[str, Any]) -> str | None:
-    """`ok` when all that is known is well, else the signals that are not; None when nothing is known."""
-    known = {name: one for name, one in signals.items() if one and one.get("ok") is not None}
-    bad = [f"{name}: {one.get('text') or 'bad'}" for name, one in known.items() if not one["ok"]]
-    return "; ".join(bad) if bad else ("ok" if known else None)
+def _state(engine: Mapping[str, Any]) -> str:
+    return str(engine.get("state")) + (" (other's)" if engine.get("owner") == "other" else "")
 
 
-def toggle_words(engine: Mapping[str, Any]) -> str | None:
-    """`cuda_graph=on …`: the four that have a name of their own, and every one that is not as wanted."""
+def signal_letters(signals: Mapping[str, Any]) -> str | None:
+    """`✓✓G·✓`: a tick for each signal that is well, its letter where it is not, a dot where nothing is known."""
+    if not signals:
+        return None
+    found = {name: (signals.get(name) or {}).get("ok") for name in LETTERS}
+    return "".join("·" if found[name] is None else "✓" if found[name] else LETTERS[name] for name in LETTERS)
+
+
+def block(engine: Mapping[str, Any], now: float) -> list[str]:
+    """Everything of one engine, nothing cut: a line per fact."""
+    since, speed, seen = engine.get("since"), engine.get("tokens_per_s"), engine.get("seen")
+    facts: list[tuple[str, Any]] = [
+        ("state", _state(engine) + (f" for {age(now - since)}" if since else "")),
+        ("why", why_words(engine, now)),
+        ("generation", engine.get("generation")),
+        ("weights", engine.get("weight_version") or None),
+        ("load", f"{number(engine.get('running'))} running, {number(None if speed is None else round(speed))} tok/s"),
+        ("seen", f"{age(now - seen)} ago" if seen else None),
+    ]
+    for name, letter in LETTERS.items():
+        one = (engine.get("signals") or {}).get(name) or {}
+        mark = "·" if one.get("ok") is None else "✓" if one["ok"] else letter
+        facts.append((name, f"{mark} {one.get('text') or 'nothing known'}"))
+    facts += [("toggles", toggle_words(engine)), ("last crash", engine.get("fingerprint"))]
+    facts += [(name, engine.get(name)) for name in ("url", "host", "pid", "version", "model_path", "log")]
+    lines = [f"  {name:<11} {clean(number(value))}" for name, value in facts if value not in (None, "")]
+    return [clean(f"engine {engine.get('id')}"), *lines]
+
+
+def toggle_words(engine: Mapping[str, Any], *, every: bool = True) -> str | None:
+    """`cuda_graph=on …`: the four that have a name of their own, and every one that is not as wanted.
+
+    every: also those of the four that are off; else only `cuda_graph` and what is on.
+    """
     toggles, wanted = engine.get("toggles") or {}, engine.get("wanted") or {}
     ignored = set(engine.get("ignored") or ())
     words = []
@@ -137,7 +199,7 @@ def toggle_words(engine: Mapping[str, Any]) -> str | None:
             words.append(f"{name}={number(value)} (wanted {number(want)}: the flag had no effect)")
         elif want is not None and value is not None and want != value:
             words.append(f"{name}={value}->{want}")
-        elif name in NAMED and value is not None:
+        elif name in NAMED and value is not None and (every or name == "cuda_graph" or value != "off"):
             words.append(f"{name}={value}")
     return " ".join(words) or None
 
@@ -146,13 +208,20 @@ def why_words(engine: Mapping[str, Any], now: float) -> str | None:
     """Why it is in its state, what it waits for, and how often it was restarted."""
     # Of a healthy one the cause is how it became so, long ago.
     told = ("stage", "pending", "error") if engine.get("state") == "HEALTHY" else ("cause", "stage", "pending", "error")
-    words = [str(engine[key]) for key in told if engine.get(key)]
+    words = [paused_words(engine["paused"], now)] if engine.get("paused") else []
+    words += [str(engine[key]) for key in told if engine.get(key)]
     words = [word for word in words if not any(word != other and word in other for other in words)]
     if engine.get("backoff_until"):
         words.append(f"again in {age(engine['backoff_until'] - now)}")
     if engine.get("restarts"):
-        words.append(f"{engine['restarts']} restarts")
+        words.append(f"{engine['restarts']} restart{'s' * (engine['restarts'] != 1)}")
     return "; ".join(dict.fromkeys(words)) or None
+
+
+def paused_words(pause: Mapping[str, Any], now: float) -> str:
+    """`paused by ana since 3m05s: rltop engine http continue`."""
+    who = str(pause.get("by")).partition(" (")[0]  # without what the daemon knows of the caller
+    return f"paused by {who} since {age(now - (pause.get('since') or now))}: rltop engine http continue"
 
 
 # ---------------------------------------------------------------- acting
@@ -180,11 +249,14 @@ async def _act(place: Place, ask: Ask, begun: list[str], *, as_json: bool) -> in
         await client.wait_live(place.patience_s)
         mirror = client.mirror
         chosen = [] if ask.command == "cancel" else _chosen(mirror.state, ask.target)
+        if ask.command == "engine-http" and len(chosen) > 1:
+            return await _each(client, ask, chosen, as_json=as_json)
+        target = chosen[0] if ask.command == "engine-http" else ask.target
         args = dict(ask.args)
         if chosen and ask.command != "engine-http":
             args["generations"] = {name: mirror.state[f"engine/{name}"]["generation"] for name in chosen}
         start = time.monotonic()
-        answer = await client.command(ask.command, ask.target, args, reason=ask.reason, dry_run=ask.dry_run)
+        answer = await client.command(ask.command, target, args, reason=ask.reason, dry_run=ask.dry_run)
         if isinstance(answer, Rejected):
             raise refused(ask, answer)
         if ask.dry_run or not ask.wait:
@@ -225,6 +297,29 @@ def _without_effect(ask: Ask, engines: Mapping[str, Mapping[str, Any]]) -> dict[
         if ask.command != "engine-ab" or engine.get("arm") == "B"
     }
     return {name: toggles for name, toggles in found.items() if toggles}
+
+
+async def _each(client: Client, ask: Ask, chosen: Sequence[str], *, as_json: bool) -> int:
+    """A command about one engine, for several: all are asked at once, also where one refuses."""
+
+    async def one(name: str) -> dict[str, Any]:
+        start = time.monotonic()
+        answer = await client.command(ask.command, name, dict(ask.args), reason=ask.reason, dry_run=ask.dry_run)
+        if isinstance(answer, Rejected):
+            return {"target": name, "state": "refused", "text": f"{answer.why} {answer.do}".strip()}
+        if ask.dry_run or not ask.wait:
+            state = "plan" if ask.dry_run else "begun"
+            text = "; ".join(answer.plan) if ask.dry_run else f"operation {answer.op}"
+            return {"target": name, "op": answer.op, "state": state, "text": text, "plan": answer.plan}
+        op = await _followed(client, answer.op)
+        return {**_told(op, time.monotonic() - start), "plan": answer.plan}
+
+    found = await asyncio.gather(*map(one, chosen))
+    if as_json:
+        print_json({"run": client.mirror.run, "dry_run": ask.dry_run, "ops": list(found)})
+    else:
+        print("\n".join(clean(f"engine {op['target']}: {op['state']}: {op['text']}") for op in found))
+    return 0 if all(op["state"] in ("done", "plan", "begun") for op in found) else 1
 
 
 def refused(ask: Ask, answer: Rejected) -> RltopError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,8 +160,10 @@ def _metrics(state: Mapping[str, Any]) -> list[str]:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One event on one line."""
-    head = f"{event.get('eseq', ''):>6}  {event.get('level', ''):5}  {event.get('kind', ''):8}"
+    """One event on one line, its time as a clock here shows it."""
+    t = event.get("t")
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(t)) if isinstance(t, int | float) else "-"
+    head = f"{event.get('eseq', ''):>6}  {when:14}  {event.get('level', ''):5}  {event.get('kind', ''):8}"
     return clean(f"{head}  {event.get('text', '')}")
 
 

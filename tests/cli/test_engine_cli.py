@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rltop.cli.engine import HEAD, ab_lines, changes_of, signal_words, toggle_words, why_words
+from rltop.cli.engine import HEAD, ab_lines, block, changes_of, rows, signal_letters, toggle_words, why_words
 from rltop.cli.main import main
 from rltop.errors import RltopError
 from rltop.runs import RunInfo
@@ -62,10 +62,15 @@ def test_list(run: RunInfo, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].split() == list(HEAD)
-    assert re.match(r"0 +HEALTHY +\S+ +\d+ +default +- +- +ok +cuda_graph=", lines[1])
+    assert re.match(r"0 +HEALTHY +\S+ +✓···· +\d+ +default +- +- +cuda_graph=", lines[1])
     assert "HEALTHY (other's)" in lines[4]
     assert "3 of 3 serve; a rolling change keeps at least 1; required weights default (base)" in err
     assert "not rltop's: x" in err
+    assert max(map(len, lines)) <= 120
+    assert main(["engine", "list", "--engine", "0,x"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^engine 0\n  state +HEALTHY for ", out), "one block each"
+    assert re.search(r"^engine x\n  state +HEALTHY \(other's\)", out, re.MULTILINE)
     found = json_of(capsys, "engine", "list", "--engine", "0,x")
     assert list(found["engines"]) == ["0", "x"]
     assert found["engines"]["0"]["owner"] == "rltop"
@@ -224,10 +229,10 @@ def test_changes() -> None:
 
 def test_signals_toggles_and_causes_in_words() -> None:
     good, unknown = {"ok": True, "text": "", "t": 1.0}, {"ok": None, "text": "", "t": None}
-    assert signal_words({}) is None
-    assert signal_words({"probe": unknown}) is None
-    assert signal_words({"process": good, "probe": unknown}) == "ok"
-    assert signal_words({"process": good, "probe": {"ok": False, "text": "no answer", "t": 1.0}}) == "probe: no answer"
+    assert signal_letters({}) is None
+    assert signal_letters({"probe": unknown}) == "·····"
+    assert signal_letters({"process": good, "probe": unknown}) == "✓····"
+    assert signal_letters({"process": good, "trainer": {"ok": False, "text": "no answer", "t": 1.0}}) == "✓··T·"
     engine = {"toggles": {"cuda_graph": "on", "radix_cache": "on"}, "wanted": {"radix_cache": "off"}}
     assert toggle_words(engine) == "cuda_graph=on radix_cache=on->off"
     ignored = {**engine, "ignored": ["radix_cache"]}
@@ -235,6 +240,50 @@ def test_signals_toggles_and_causes_in_words() -> None:
     assert toggle_words({}) is None
     cell = {"cause": "crashed: illegal memory access", "backoff_until": 130.0, "restarts": 2, "pending": ""}
     assert why_words(cell, 100.0) == "crashed: illegal memory access; again in 30s; 2 restarts"
+    assert (why_words({"restarts": 1}, 100.0), why_words({"restarts": 0}, 100.0)) == ("1 restart", None)
+    paused = {"state": "HEALTHY", "cause": "answers again", "paused": {"by": "ana", "since": 40.0}}
+    assert why_words(paused, 100.0) == "paused by ana since 1m00s: rltop engine http continue"
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_no_line_of_the_table_is_longer_than_it_may_be_whatever_engines_say(width: int) -> None:
+    long = "word " * 120
+    toggles = {"cuda_graph": "off", "speculative": "EAGLE:/a/path/of/a/draft/model", "deepep": "off"}
+    signals = {name: {"ok": False, "text": long} for name in ("process", "probe", "progress", "trainer", "log")}
+    crash = {
+        "id": "0",
+        "state": "QUARANTINED",
+        "since": 1.0,
+        "generation": 117,
+        "weight_version": "12345",
+        "running": 64,
+    }
+    crash |= {"tokens_per_s": 12345.6, "signals": signals, "toggles": toggles, "cause": f"died: {long}", "restarts": 7}
+    other = {"id": "rollout-engine-of-node-17", "state": "CAPTURING", "owner": "other", "weight_version": "v" * 60}
+    lines = rows([crash, other], 7_000.0, width)
+    assert max(map(len, lines)) <= width
+    assert "PHGTL" in lines[0].split()
+    assert "died: word" in "\n".join(lines), "some of the reason, beside the rest or below it"
+    if width >= 120:
+        assert len(rows([crash, {**crash, "id": "1"}], 7_000.0, width)) == 3
+    whole = "\n".join(block(crash, 7_000.0))
+    for text in (long.strip(), "speculative=EAGLE:/a/path/of/a/draft/model", "deepep=off", "7 restarts"):
+        assert text in whole
+
+
+def test_what_is_about_one_engine_is_asked_of_each_that_is_named(run: RunInfo, capsys: Capture) -> None:
+    assert main(["engine", "http", "flush", "--engine", "0,2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "engine 0: done: flush asked of engine 0",
+        "engine 2: done: flush asked of engine 2",
+    ]
+    assert main(["engine", "http", "flush", "--engine", "all"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[1] == "engine 1: done: flush asked of engine 1"
+    assert "engine x: refused:" in out[3]
+    assert "has told no URL" in out[3]
+    found = json_of(capsys, "engine", "http", "flush", "--engine", "0,1", "--dry-run")
+    assert [(op["target"], op["state"]) for op in found["ops"]] == [("0", "plan"), ("1", "plan")]
 
 
 def test_the_lines_of_a_comparison() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +34,17 @@ def test_a_muted_check_is_called_so_in_every_list() -> None:
     assert verdict_words(row) == "2 fail, 1 of them muted: train.nan"
 
 
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This machine's clock shows UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("utc")
 def test_the_picture_has_header_checks_engines_metrics_and_events() -> None:
     daemon = ModelDaemon()
     small_run(daemon)
@@ -55,7 +68,7 @@ def test_the_picture_has_header_checks_engines_metrics_and_events() -> None:
         "train/grad_norm     3     NaN    2",
         "",
         "events",
-        "     1  info   log       step 3 done",
+        "     1  01-01 00:00:00  info   log       step 3 done",
     ]
 
 

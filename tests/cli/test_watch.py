@@ -105,7 +105,10 @@ def test_an_engine_of_others_is_read_and_never_made_to_run(engine: Sglang, runs_
         assert "rltop did not start it, so it can not restart it" in capsys.readouterr().err
         assert main(["engine", "http", "flush", "--engine", "0"]) == 0
         assert "the cache is empty" in capsys.readouterr().out
-        assert main(["engine", "http", "pause", "--engine", "0"]) == 0
+        assert main(["engine", "http", "pause", "--engine", "all", "--as", "ana"]) == 0
+        capsys.readouterr()
+        assert main(["engine", "list"]) == 0
+        assert "paused by ana since" in capsys.readouterr().out
         assert main(["engine", "http", "profile", "--engine", "0"]) == 1
         assert "status 404" in capsys.readouterr().out
     finally:
