@@ -77,7 +77,7 @@ def here(name: str | None) -> RunInfo:
 
 
 def what_goes_on(run: RunInfo) -> str:
-    """`its trainer (process 7) runs on`, of a run without a daemon; empty: nothing is seen on this machine that does."""
+    """`its trainer (process 7) runs on`, of a run without a daemon; empty: nothing of it is seen on this machine."""
     from rltop.daemon.engines_left import left_engines
     from rltop.daemon.trainer_job import adopt_trainer, read_record
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
@@ -488,10 +489,15 @@ class RltopApp(App[int], inherit_bindings=False):
 
 
 def _keep_copy(text: str) -> str:
-    """Write the text where a terminal without OSC 52 can fetch it. Returns the path. Raises OSError."""
+    """Write the text where a terminal without OSC 52 can fetch it: below RLTOP_DIR where that is set. Returns the path.
+    Raises OSError."""
     from platformdirs import user_state_path
 
-    folder = user_state_path("rltop", ensure_exists=True)
+    if told := os.environ.get("RLTOP_DIR"):
+        folder = Path(told).expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        folder = user_state_path("rltop", ensure_exists=True)
     path = folder / "clipboard.txt"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -66,6 +66,7 @@ class EngineView(Struct, frozen=True):
     kv: float | None
     """Share of the KV cache in use, 0..1."""
     graph: bool | None
+    """Whether CUDA graphs are on: as seen to be in effect, else whether the last batch of a busy engine used one."""
     accept: float | None
     """Mean accepted length of speculative decoding."""
     seen: float | None
@@ -97,6 +98,11 @@ class EngineView(Struct, frozen=True):
     signals: tuple[Signal, ...] = ()
     digest: str = ""
     arm: str = ""
+    hung: bool = False
+    """It has answered no request for too long."""
+    paused: str = ""
+    """Who asked it to hold its requests; empty: nobody."""
+    paused_at: float | None = None
     previous: int | None = None
     """Generation that a revert goes back to."""
 
@@ -112,7 +118,7 @@ class EngineView(Struct, frozen=True):
             return 0
         if self.word in _ON_THE_WAY:
             return 1
-        return 2 if self.old or self.error else 3
+        return 2 if self.old or self.error or self.paused else 3
 
     @property
     def owned(self) -> bool:
@@ -180,7 +186,7 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
     kind = as_text(value.get("kind"))
     weights = as_text(value.get("weight_version"))
-    pid, graph = as_int(value.get("pid")), value.get("cuda_graph")
+    pid, pause = as_int(value.get("pid")), as_map(value.get("paused"))
     state, ours = as_text(value.get("state")).upper(), value.get("owner") == "rltop"
     return EngineView(
         id=as_text(value.get("id")) or key,
@@ -195,7 +201,7 @@ def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
         queued=as_number(value.get("queued")),
         tokens_per_s=as_number(value.get("tokens_per_s")),
         kv=as_number(value.get("token_usage")),
-        graph=bool(graph) if isinstance(graph, bool | int | float) else None,
+        graph=_graph(value),
         accept=as_number(value.get("spec_accept_length")),
         seen=as_number(value.get("seen")),
         error=as_text(value.get("error")),
@@ -219,8 +225,22 @@ def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
         signals=_signals(value.get("signals")),
         digest=as_text(value.get("weight_digest")),
         arm=as_text(value.get("arm")),
+        hung=value.get("hung") is True,
+        # Beside the name stands what the daemon knows of the caller: too long for a line.
+        paused=as_text(pause.get("by")).partition(" (")[0],
+        paused_at=as_number(pause.get("since")),
         previous=as_int(value.get("previous_generation")),
     )
+
+
+def _graph(value: Mapping[str, Any]) -> bool | None:
+    """An idle engine's gauge tells of its last batch, and a prefill may run without a graph: what was seen to be in
+    effect goes first."""
+    seen = as_text(as_map(value.get("toggles")).get("cuda_graph"))
+    if seen in ("on", "off"):
+        return seen == "on"
+    gauge = value.get("cuda_graph")
+    return bool(gauge) if isinstance(gauge, bool | int | float) and value.get("running") else None
 
 
 def _signals(value: Any) -> tuple[Signal, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rltop.tui.keytable import KEYS, Key
 
@@ -55,6 +56,10 @@ class Context(Struct, frozen=True):
     """An A/B run goes on."""
     access: bool = False
     """The log has lines of good HTTP requests."""
+
+
+STAGING = frozenset({"choose-right", "value", "drop"})
+"""About changes that wait to be applied: a viewer without control has none."""
 
 
 def works(key: Key, context: Context) -> bool:
@@ -150,5 +155,9 @@ def help_groups(context: Context) -> list[tuple[str, list[Key]]]:
     for key in KEYS:
         if context.screen not in key.screens or (key.dangerous and not context.control):
             continue
+        if not context.control and key.action in STAGING:
+            continue
+        if not context.control and key.action == "choose-left":
+            key = replace(key, help="Look at the other values; refused ones say why")
         groups.setdefault(key.group, []).append(key)
     return sorted(groups.items(), key=lambda group: not any(context.pane in key.panes for key in group[1]))

@@ -37,6 +37,10 @@ class ToggleView(Struct, frozen=True):
     """What may be typed beside the choices, as a placeholder; empty: nothing."""
     ignored: bool = False
     """The engine was told and does otherwise."""
+    wrong: bool = False
+    """What is in effect is not what was asked for, in one of them."""
+    starting: bool = False
+    """Its engine is on its way up: what is in effect is not known yet."""
 
     @property
     def now(self) -> str:
@@ -45,6 +49,7 @@ class ToggleView(Struct, frozen=True):
 
 
 MIXED = "mixed"
+_STARTING = frozenset({"LAUNCHING", "LOADING", "CAPTURING", "WARMING"})
 
 
 def toggle_views(state: State, engine: str) -> list[ToggleView]:
@@ -52,19 +57,32 @@ def toggle_views(state: State, engine: str) -> list[ToggleView]:
     cell = as_map(state.get(f"engine/{engine}"))
     ignored = set(map(as_text, as_list(cell.get("ignored"))))
     known, seen = as_map(state.get(f"toggles/{engine}")), as_map(cell.get("verified"))
+    starting = cell.get("state") in _STARTING
     if known:
-        return [_toggle(as_text(name), as_map(value), ignored, seen.get(name)) for name, value in known.items()]
+        return [
+            _toggle(as_text(name), as_map(value), ignored, seen.get(name), starting=starting)
+            for name, value in known.items()
+        ]
     effective, wanted = as_map(cell.get("toggles")), as_map(cell.get("wanted"))
     names = [*effective, *(name for name in wanted if name not in effective)]
     return [
         ToggleView(
-            as_text(name), as_text(effective.get(name)), as_text(wanted.get(name)), ignored=as_text(name) in ignored
+            as_text(name),
+            as_text(effective.get(name)),
+            as_text(wanted.get(name)),
+            ignored=as_text(name) in ignored,
+            wrong=_differ(as_text(effective.get(name)), as_text(wanted.get(name))),
+            starting=starting,
         )
         for name in names
     ]
 
 
-def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any) -> ToggleView:
+def _differ(value: str, wanted: str) -> bool:
+    return bool(value and wanted and value != wanted)
+
+
+def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any, *, starting: bool) -> ToggleView:
     """seen: where the value in effect was seen; without it how it would be."""
     sides = as_map(value.get("sides"))
     refused = {as_text(choice): as_text(why) for choice, why in as_map(value.get("refused")).items()}
@@ -83,6 +101,8 @@ def _toggle(name: str, value: Mapping[str, Any], ignored: set[str], seen: Any) -
         locked=locked,
         free=as_text(value.get("free")) if not locked else "",
         ignored=name in ignored,
+        wrong=_differ(as_text(value.get("value")), as_text(value.get("wanted"))),
+        starting=starting,
     )
 
 
@@ -111,7 +131,8 @@ def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
     return ToggleView(
         name=name,
         value=same(view.value for _, view in views if view.value),  # one that starts does not make it differ
-        wanted=same(view.wanted for _, view in views),
+        # One of them may have it written out and another derive it: they are asked for the same.
+        wanted=same(view.now for _, view in views if view.now) if any(view.wanted for _, view in views) else "",
         choices=tuple(dict.fromkeys(choice for _, view in views for choice in view.choices)),
         refused=refused,
         aliases=tuple(dict.fromkeys(alias for _, view in views for alias in view.aliases)),
@@ -121,4 +142,6 @@ def _merged(name: str, views: Sequence[tuple[str, ToggleView]]) -> ToggleView:
         locked=locked,
         free="" if locked else next((view.free for _, view in views if view.free), ""),
         ignored=any(view.ignored for _, view in views),
+        wrong=any(view.wrong for _, view in views),
+        starting=any(view.starting for _, view in views),
     )

@@ -11,10 +11,15 @@ import pytest
 from rltop.protocol.messages import Accepted, LinesAnswer, Rejected
 from rltop.tui.fleet import engine_views
 from rltop.tui.picture import Link
+from rltop.tui.rows import plain_text
 from rltop.tui.screens.engines import EnginesScreen
 from rltop.tui.screens.plan import PlanDialog
+from rltop.tui.staging import Staging
+from rltop.tui.toggle_views import ToggleView, merge, toggle_views
 from rltop.tui.view import Frame
-from rltop.tui.widgets.engine_cells import weights_cell
+from rltop.tui.widgets.engine_cells import said, weights_cell
+from rltop.tui.widgets.engine_details import status_rows
+from rltop.tui.widgets.toggles import effect_text, toggle_row
 from tests.tui.dash import Dash, dash
 from tests.tui.engine_scenes import owned
 from tests.tui.fake import NOW
@@ -608,3 +613,65 @@ async def test_hostile_text_of_engines_stays_text() -> None:
         assert "[bold]名" in text
         assert "\x1b" not in text
         assert "\u202e" not in text
+
+
+def test_the_graph_column_tells_what_is_in_effect_and_not_what_an_idle_gauge_says() -> None:
+    def graph(**more: object) -> bool | None:
+        return engine_views({"engine/0": owned("0", 0, **more)})[0].graph
+
+    assert graph(running=0, cuda_graph=False, toggles={"cuda_graph": "on"}) is True
+    assert graph(running=9, cuda_graph=True, toggles={"cuda_graph": "off"}) is False
+    assert graph(running=9, cuda_graph=False) is False
+    assert graph(running=0, cuda_graph=False) is None, "of the last batch, whenever that was"
+    assert graph(running=None, cuda_graph=None) is None
+
+
+def test_a_paused_engine_says_by_whom_and_since_and_needs_a_look() -> None:
+    paused = {"by": "ana (unverified; root, uid 0)", "since": NOW - 65}
+    (view,) = engine_views({"engine/0": owned("0", 0, paused=paused)})
+    assert (view.paused, view.paused_at, view.trouble) == ("ana", NOW - 65, 2)
+    frame = Frame(state={}, link=Link("live", 0.0), server_now=NOW)
+    assert plain_text([said(view, frame)]) == "paused by ana since 1m05s"
+
+
+def test_a_fingerprint_beside_an_engine_that_runs_is_called_that_of_its_last_crash() -> None:
+    def text(state: str) -> str:
+        (view,) = engine_views({"engine/0": owned("0", 0, state=state, fingerprint="silent/serve/exit-9")})
+        frame = Frame(state={}, link=Link("live", 0.0), server_now=NOW)
+        return plain_text(status_rows(view, frame, None, None, 80))
+
+    assert "last crash  silent/serve/exit-9" in text("SUSPECT")
+    assert "fingerprint" not in text("SUSPECT")
+    assert "fingerprint silent/serve/exit-9" in text("BACKOFF")
+
+
+def test_two_engines_that_run_alike_differ_in_nothing_whoever_wrote_it_out() -> None:
+    def merged(*two: dict[str, object], states: tuple[str, str] = ("HEALTHY", "HEALTHY")) -> ToggleView:
+        state = {
+            f"{key}/{index}": value
+            for index, (one, word) in enumerate(zip(two, states, strict=True))
+            for key, value in (("toggles", {"x": one}), ("engine", owned(str(index), index, state=word)))
+        }
+        return merge([(name, toggle_views(state, name)) for name in ("0", "1")])[0]
+
+    pinned, derived = {"value": "fa3", "wanted": "fa3"}, {"value": "fa3", "wanted": None}
+    both = merged(pinned, derived)
+    assert (both.value, both.wanted, both.wrong) == ("fa3", "fa3", False)
+    restarted = merged(pinned, {"value": None, "wanted": None}, states=("HEALTHY", "LOADING"))
+    assert (restarted.value, restarted.wanted, restarted.wrong, restarted.starting) == ("fa3", "fa3", False, True)
+    ignores = merged(pinned, {"value": "fa3", "wanted": "triton"})
+    assert (ignores.value, ignores.wanted, ignores.wrong) == ("fa3", "mixed", True)
+    other = merged(pinned, {"value": "triton", "wanted": None})
+    assert (other.value, other.wanted, other.wrong) == ("mixed", "mixed", False)
+
+
+def test_while_an_engine_starts_its_toggles_are_not_called_unverified() -> None:
+    def text(engine: str) -> str:
+        named = {"cuda_graph": {"value": None, "wanted": "off", "choices": ["on", "off"], "verify": "/server_info"}}
+        (view,) = toggle_views({"toggles/0": named, "engine/0": owned("0", 0, state=engine)}, "0")
+        frame = Frame(state={}, link=Link("live", 0.0), server_now=NOW)
+        return plain_text([toggle_row(view, Staging(), frame, 80)]) + effect_text(view)
+
+    assert "off, starting" in text("LOADING")
+    assert "seen when the engine has started" in text("LOADING")
+    assert "off, not verified" in text("HEALTHY")

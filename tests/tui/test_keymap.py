@@ -46,6 +46,16 @@ def test_dangerous_actions_do_not_exist_without_control_or_connection() -> None:
         assert works(key, replace(there, control=True, live=True))
     offered = {key.action for _, keys in help_groups(Context(control=False)) for key in keys}
     assert not offered & {"note", "stop-run"}
+    reader = Context(control=False, screen="engines", pane="toggles")
+    told = {key.action: key.help for _, keys in help_groups(reader) for key in keys}
+    assert not {"value", "drop", "choose-right"} & set(told)
+    assert not [text for text in told.values() if "tage" in text], "nothing can be staged"
+    assert (
+        "Stage"
+        in {key.action: key.help for _, keys in help_groups(replace(reader, control=True)) for key in keys}[
+            "choose-left"
+        ]
+    )
 
 
 def test_the_footer_offers_only_what_works_now() -> None:

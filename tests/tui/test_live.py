@@ -229,8 +229,12 @@ async def test_sorting_and_opening_an_engine() -> None:
         assert "31 " in board.text
 
 
-async def test_copy_sends_osc52_text_and_keeps_a_private_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+@pytest.mark.parametrize("scope", ["XDG_STATE_HOME", "RLTOP_DIR"])
+async def test_copy_sends_osc52_text_and_keeps_a_private_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str
+) -> None:
+    monkeypatch.delenv("RLTOP_DIR", raising=False)
+    monkeypatch.setenv(scope, str(tmp_path if scope == "XDG_STATE_HOME" else tmp_path / "rltop"))
     async with dash("failing") as board:
         await board.press("y")
         assert board.app.clipboard.startswith("FAIL train.nan")

@@ -26,7 +26,7 @@ def state_cell(view: EngineView, frame: Frame, width: int) -> Span:
             return f"{glyphs.fail} {word}{lasts}", "bad"
         case 1:
             return f"{glyphs.wait} {word}{lasts}", "warn"
-        case 2 if view.error:
+        case 2 if view.error or view.paused:
             return f"{glyphs.warn} {word}{lasts}", "warn"
         case _ if view.state == "HEALTHY":
             return f"{glyphs.live} {word.lower()}{lasts}", "text"
@@ -83,6 +83,10 @@ def said(view: EngineView, frame: Frame) -> Row:
         return ((frame.safe(view.stage), "accent"),)
     if view.pending:
         return ((f"waits: {frame.safe(view.pending)}", "accent"),)
+    if view.paused:
+        since = frame.since(view.paused_at)
+        lasts = f" since {whole_age(since)}" if since is not None else ""
+        return ((f"paused by {frame.safe(view.paused)}{lasts}", "warn"),)
     if view.word in ("HEALTHY", "") and not view.error:
         return ()
     why = frame.safe(view.cause or view.error)

@@ -47,6 +47,10 @@ def status_rows(
     if view.word != "HEALTHY":
         yield from _pair("cause", frame.safe(view.cause), width, bad)
     yield from _pair("error", frame.safe(view.error), width, "warn")
+    if view.paused:
+        since = frame.since(view.paused_at)
+        lasts = f" since {whole_age(since)}" if since is not None else ""
+        yield from _pair("paused", f"by {frame.safe(view.paused)}{lasts}: it answers no request", width, "warn")
     yield from _pair("waits for", frame.safe(view.pending), width, "accent")
     if op is not None and (op.runs or op.name != "engines-start" or op.state == "failed"):
         yield from op_rows(op, frame, width)
@@ -118,7 +122,11 @@ def _facts(view: EngineView, frame: Frame, width: int) -> Iterator[Row]:
     before = f", before it {view.previous}" if view.previous is not None else ""
     again = f", restarted {view.restarts}{frame.glyphs.times}" if view.restarts else ""
     yield from _pair("generation", f"{generation}{before}{again}", width)
-    yield from _pair("fingerprint", frame.safe(view.fingerprint), width, "warn")
+    # It stays until a person starts the engine: of one that runs again it is old news, and of a hang it tells nothing.
+    ended = view.word in ("CRASHED", "BACKOFF", "QUARANTINED")
+    yield from _pair(
+        "fingerprint" if ended else "last crash", frame.safe(view.fingerprint), width, "warn" if ended else "dim"
+    )
     owner = {"rltop": "rltop", "other": "somebody else: rltop only watches it"}.get(view.owner, view.owner)
     yield from _pair("owner", frame.safe(owner + (f", launcher {view.launcher}" if view.launcher else "")), width)
     kind = f"{view.kind} {view.version}" + (" (a stand-in, not SGLang)" if view.kind == "CPU engine" else "")

@@ -154,7 +154,7 @@ class EnginesView(Struct):
         if not views:
             return ()
         dot = f" {frame.glyphs.dot} "
-        healthy = sum(view.state == "HEALTHY" for view in views)
+        healthy = sum(view.state == "HEALTHY" and not view.paused for view in views)
         row: list[Span] = [(f"{healthy}/{len(views)} healthy", "ok" if healthy == len(views) else "warn")]
         rates = [view.tokens_per_s for view in views if view.tokens_per_s is not None]
         if rates:

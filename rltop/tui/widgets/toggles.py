@@ -78,6 +78,8 @@ def effect_text(toggle: ToggleView) -> str:
     how = f" ({toggle.verify})" if toggle.verify and toggle.verify != MIXED else ""
     if toggle.ignored:
         return f"asked for {toggle.wanted}, but the engine ignores it: {toggle.value or '?'} is in effect{how}"
+    if not toggle.value and toggle.starting:
+        return (f"asked for {toggle.wanted}; " if toggle.wanted else "") + "seen when the engine has started"
     if not toggle.value and not toggle.wanted:
         return f"nothing is known of it now{how}"
     if not toggle.value:
@@ -90,7 +92,7 @@ def effect_text(toggle: ToggleView) -> str:
 def toggle_row(toggle: ToggleView, staging: Staging, frame: Frame, width: int) -> Row:
     """Mark, name, value, staged value; how it was verified at the right end where there is room."""
     glyphs = frame.glyphs
-    wrong = bool(toggle.wanted and toggle.value and toggle.wanted != toggle.value and toggle.value != MIXED)
+    wrong = toggle.wrong and toggle.value != MIXED
     if toggle.ignored:
         mark, style = glyphs.fail, "bad"
     elif wrong:
@@ -105,7 +107,7 @@ def toggle_row(toggle: ToggleView, staging: Staging, frame: Frame, width: int) -
     elif wrong:
         told.append((f", wanted {frame.safe(toggle.wanted)}", "warn"))
     elif not toggle.value and toggle.wanted:
-        told.append((", not verified", "faint"))
+        told.append((", starting" if toggle.starting else ", not verified", "faint"))
     staged = staging.changes.get(toggle.name)
     if staged is not None:
         told.append((f" {glyphs.arrow} {frame.safe(staged)}", "accent+b"))
