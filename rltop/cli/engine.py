@@ -79,12 +79,12 @@ def show(place: Place, engines: str, *, as_json: bool) -> int:
         cells = {name: {**state[f"engine/{name}"], "toggle_choices": state.get(f"toggles/{name}")} for name in chosen}
         print_json({"run": run, "engines": cells, "fleet": state.get("fleet"), "ops": _ops(state)})
         return 0
-    cells = [state[f"engine/{name}"] for name in chosen]
+    chosen_cells = [state[f"engine/{name}"] for name in chosen]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     if engines == "all":
-        print("\n".join(rows(cells, now, width)))
+        print("\n".join(rows(chosen_cells, now, width)))
     else:
-        print("\n\n".join("\n".join(block(cell, now)) for cell in cells))
+        print("\n\n".join("\n".join(block(cell, now)) for cell in chosen_cells))
     fleet = state.get("fleet") or {}
     if fleet:
         required = fleet.get("required") or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -646,7 +646,7 @@ def test_a_fingerprint_beside_an_engine_that_runs_is_called_that_of_its_last_cra
 
 
 def test_two_engines_that_run_alike_differ_in_nothing_whoever_wrote_it_out() -> None:
-    def merged(*two: dict[str, object], states: tuple[str, str] = ("HEALTHY", "HEALTHY")) -> ToggleView:
+    def merged(*two: Mapping[str, object], states: tuple[str, str] = ("HEALTHY", "HEALTHY")) -> ToggleView:
         state = {
             f"{key}/{index}": value
             for index, (one, word) in enumerate(zip(two, states, strict=True))
