@@ -341,9 +341,6 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     if not changes:
         return Refused(code="bad-args", why="no toggle was named", do="give at least one NAME=VALUE")
     old = engine.record.config
-    if engine.record.launcher == "local" and (missing := _missing_draft(changes.get("speculative", ""))):
-        why = f"engine {engine.id}: speculative: there is no draft model at {missing}"
-        return Refused(code="bad-args", why=why, do="name the folder of its checkpoint, as the engine's host sees it")
     inherited = {}
     if engine.record.launcher == "local":
         here = ((name, os.environ.get(name)) for name in _INHERITED if name not in old.unset)
@@ -365,6 +362,9 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     config = _config_of(made, old, inherited)
     if cannot := _unpassable(config):
         return Refused(code="bad-args", why=f"engine {engine.id}: {cannot}", do="correct it; nothing was changed")
+    if engine.record.launcher == "local" and (missing := _missing_draft(changes.get("speculative", ""))):
+        why = f"engine {engine.id}: speculative: there is no draft model at {missing}"
+        return Refused(code="bad-args", why=why, do="name the folder of its checkpoint, as the engine's host sees it")
     return config, _notes(made)
 
 
