@@ -310,9 +310,12 @@ class EngineHealth:
 
     def _dead(self) -> Verdict | None:
         process = self._signals.get("process")
-        if process is not None and process.ok is False:
-            return Verdict("dead", f"its process {process.text}" if process.text.startswith("ended") else process.text)
-        return Verdict("dead", f"it is dying: {self._dying}") if self._dying else None
+        gone = process.text if process is not None and process.ok is False else ""
+        if gone.startswith("ended"):
+            return Verdict("dead", f"its process {gone}")
+        if self._dying:  # tells more than that the scheduler is gone, which may be seen at the same glance
+            return Verdict("dead", f"it is dying: {self._dying}")
+        return Verdict("dead", gone) if gone else None
 
     def _hung(self, phase: Phase, now: float, doubts: list[str]) -> Verdict | None:
         """HUNG, or reasons for doubt in `doubts`; keeps the signal `progress`."""
