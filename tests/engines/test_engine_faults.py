@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -103,8 +104,15 @@ async def loaded_from_disk(ward: Ward) -> None:
 
 async def updated_while_retracted(ward: Ward) -> None:
     async with ward.client() as client:
-        await ward.until(lambda: (ward.cell.get("running") or 0) > 0)
-        await client.pause("retract")
+        deadline = time.monotonic() + PATIENCE_S
+        while True:  # the pause has to meet a request that runs; on a fast machine that takes a few tries
+            await client.pause("retract")
+            found = re.search(r"^sglang:num_retracted_reqs\S* (\S+)", await client.metrics_text(), re.MULTILINE)
+            if found and float(found[1]) > 0:
+                break
+            assert time.monotonic() < deadline, f"{ward.id}: no request was met"
+            await client.resume_generation()
+            await asyncio.sleep(0.01)
         with contextlib.suppress(Exception):
             await client.update_weights_from_disk(str(ward.cell["model_path"]), "9")
 
