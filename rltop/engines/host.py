@@ -369,17 +369,24 @@ def _owns(family: set[Ident], pid: int, rows: Table) -> bool:
 
 
 def _neighbour(pid: int, launched: Launched) -> bool:
-    """Another engine of the same run, or its trainer: they may share a GPU, and nobody waits for them."""
+    """Another engine of the same run, or its trainer: they may share a GPU, and nobody waits for them.
+
+    SGLang's children write their title over their environment (seen on 0.5.14): then that of whoever started them says
+    whose they are.
+    """
+    engines = os.path.realpath(Path(launched.directory).parents[1])
     try:
-        environ = psutil.Process(pid).environ()
+        process = psutil.Process(pid)
+        line = [process, *process.parents()]
     except psutil.Error:
         return False
-    engines = os.path.realpath(Path(launched.directory).parents[1])
-    mine = (
-        environ.get(DIRECTORY, ""),
-        os.path.join(os.path.realpath(environ.get("RLTOP_RUN_DIR", "/")), "engines", ""),
-    )
-    return any(path.startswith(engines + os.sep) for path in mine)
+    for one in line:
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = one.environ()
+            trainer = os.path.join(os.path.realpath(environ.get("RLTOP_RUN_DIR", "/")), "engines", "")
+            if any(path.startswith(engines + os.sep) for path in (environ.get(DIRECTORY, ""), trainer)):
+                return True
+    return False
 
 
 def _size(path: Path) -> int:

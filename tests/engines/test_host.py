@@ -494,12 +494,24 @@ def test_a_gpu_shared_with_the_runs_own_engines_and_trainer_is_nothing_to_tell(t
     with (
         subprocess.Popen(["sleep", "600"], env={**os.environ, "RLTOP_RUN_DIR": str(tmp_path)}) as trainer,
         subprocess.Popen(["sleep", "600"], env={**os.environ, "RLTOP_RUN_DIR": str(tmp_path) + "2"}) as stranger,
+        # As SGLang's children, which write their title over their environment.
+        subprocess.Popen(
+            ["sh", "-c", "env -i sleep 600 & echo $!; wait"],
+            env={**os.environ, "RLTOP_RUN_DIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as parent,
     ):
-        pids = [launched.pid, other.pid, child_of(other).pid, trainer.pid, stranger.pid]
+        assert parent.stdout is not None
+        bare = psutil.Process(int(parent.stdout.readline()))
+        until(lambda: bare.name() == "sleep")
+        assert not bare.environ()
+        pids = [launched.pid, other.pid, child_of(other).pid, trainer.pid, stranger.pid, bare.pid]
         readings += [Holder(0, "GPU-a", pid, 1092) for pid in pids]
         seen = until(lambda: len(found := host.remains(launched).gpu) == 2 and found)
         assert [(use.pid, use.ours) for use in seen] == [(launched.pid, True), (stranger.pid, False)]
         readings.clear()
+        bare.kill()
         trainer.kill()
         stranger.kill()
 
