@@ -131,16 +131,16 @@ class Planner:
     def choose(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, engine: str = "") -> Next:
         """What a free engine should do. A trial of its own that it may go on with is in `running` under its name."""
         belief = self.believe(trials, running)
-        others = [one for one in running if one.engine != engine]
         if (last := self._last_word(belief, trials)) is not None:
             return last
+        others = [one for one in running if one.engine != engine]
         mine = next((one for one in running if one.engine == engine), None)
         scale = max(belief.mean_minutes(), self.budget.shortest_trial_min)
         lengths = sorted({self._bounded(scale * window) for window in WINDOWS})
         outlook = _Outlook(belief, lengths)
         aged = outlook if mine is None else _Outlook(belief, lengths, age=mine.minutes)
         branches = _branches(belief, others, outlook)
-        scored: list[tuple[float, int, float, float]] = []
+        scored: list[tuple[float, int, float, float, float]] = []
         for arm in self.arms():
             goes_on = mine is not None and mine.arm == arm
             for at, minutes in enumerate(lengths):
@@ -148,17 +148,16 @@ class Planner:
                 bits = sum(chance * seen.bits(weights, arm, at) for chance, weights in branches)
                 crash = seen.crash(belief.probability, arm, at)
                 took = minutes * (1.0 - crash / 2) + (0.0 if goes_on else self.budget.restart_min)
-                scored.append((bits / took, arm, minutes, crash))
+                scored.append((bits / took, arm, minutes, crash, bits))
         if mine is not None:
-            stay = max((row for row in scored if row[1] == mine.arm), default=(0.0, mine.arm, 0.0, 0.0))
+            stay = max((row for row in scored if row[1] == mine.arm), default=(0.0, mine.arm, 0.0, 0.0, 0.0))
             if stay[0] * PATIENCE >= max(row[0] for row in scored):
                 scored = [stay]
         best = max(row[0] for row in scored)
         pick = random.Random(f"{self.seed}/{len(trials)}/{engine}/{len(running)}")
         close = [row for row in scored if row[0] >= best * (1.0 - CLOSE)]
-        rate, arm, minutes, crash = min(close) if mine is None and len(close) == 1 else pick.choice(close)
+        _, arm, minutes, crash, bits = pick.choice(close)
         goes_on = mine is not None and mine.arm == arm
-        bits = rate * (minutes * (1.0 - crash / 2) + (0.0 if goes_on else self.budget.restart_min))
         return Next(arm, minutes, bits, crash, self._why(belief, arm, minutes, crash, goes_on=goes_on))
 
     def _last_word(self, belief: Belief, trials: Sequence[Trial]) -> Next | None:
@@ -284,8 +283,7 @@ def _branches(belief: Belief, running: Sequence[Running], outlook: _Outlook) -> 
     arms: dict[int, int] = {}
     for one in running:
         arms[one.arm] = arms.get(one.arm, 0) + 1
-    last = len(outlook.chance[0]) - 1
-    middle = min(1, last)
+    middle = min(1, len(outlook.chance[0]) - 1)
     ranked = sorted(arms, key=lambda arm: -outlook.bits(belief.probability, arm, middle))[:RUNNING_WEIGHED]
     branches: list[tuple[float, Sequence[float]]] = [(1.0, belief.probability)]
     for arm in ranked:

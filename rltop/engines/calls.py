@@ -85,7 +85,7 @@ class EngineRefused(RltopError):
         super().__init__("the engine refused", where=f"{url}{call.path}", why=why, exit_code=1)
         self.status = status
         self.message = message
-        self.arguments = (url, call, status, message)
+        self.arguments: tuple[object, ...] = (url, call, status, message)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), self.arguments)
@@ -96,7 +96,7 @@ class EngineUnreadable(EngineRefused):
 
     def __init__(self, url: str, call: Call, message: str) -> None:
         super().__init__(url, call, HTTPStatus.OK, message)
-        self.arguments = (url, call, message)  # type: ignore[assignment]
+        self.arguments = (url, call, message)
 
 
 class WrongWeightVersion(RltopError):
