@@ -149,10 +149,14 @@ def bisect(
     trials = [Trial(all_on, bug.minutes(draw), crashed=True)]
     live: dict[int, _Live] = {}
     now, started = 0.0, 0
+
+    def ended(culprit: int | None) -> Outcome:
+        return Outcome(culprit, now, started, started * restart_min + sum(trial.minutes for trial in trials))
+
     while now < budget_min:
         running = [Running(str(at), one.arm, max(0.0, now - one.began)) for at, one in sorted(live.items())]
         if (end := strategy.verdict(trials, running, now)) is not None:
-            return Outcome(end[0], now, started, started * restart_min + sum(trial.minutes for trial in trials))
+            return ended(end[0])
         for engine in range(engines):
             one = live.get(engine)
             if one is not None and one.look > now:
@@ -172,12 +176,12 @@ def bisect(
             live[engine] = _Live(then.arm, began, crash, began + then.minutes)
             started += 1
         if not live:
-            return Outcome(None, now, started, started * restart_min + sum(trial.minutes for trial in trials))
+            return ended(None)
         now = min(min(one.crash, one.look) for one in live.values())
         for engine in [at for at, one in live.items() if one.crash <= now]:
             one = live.pop(engine)
             trials.append(Trial(one.arm, one.crash - one.began, crashed=True))
-    return Outcome(None, now, started, started * restart_min + sum(trial.minutes for trial in trials))
+    return ended(None)
 
 
 def bugs(
