@@ -53,6 +53,15 @@ class TrainConfig:
     context_parallel_size: int = 1
     """Must be 1: this trainer does not split sequences."""
 
+    colocate: bool = False
+    """Trainer and engines share their devices: both offload between their turns, unless told otherwise below."""
+    offload: bool = False
+    """Both of --offload-train and --offload-rollout."""
+    offload_train: bool | None = None
+    """The trainer gives its memory back while engines generate; without it only with --colocate."""
+    offload_rollout: bool | None = None
+    """The engines give weights and KV cache back while the trainer works; without it only with --colocate."""
+
     num_rollout: int = 100
     """Rollouts, each followed by its optimizer steps and a weight sync."""
     rollout_batch_size: int = 16
@@ -142,6 +151,16 @@ class TrainConfig:
         return Layout(tensor=tensor, pipeline=pipeline, data=world // (tensor * pipeline))
 
     @property
+    def offloads_train(self) -> bool:
+        """slime's rule: --offload sets both, else what was said, else --colocate."""
+        return self.offload or (self.colocate if self.offload_train is None else self.offload_train)
+
+    @property
+    def offloads_rollout(self) -> bool:
+        """As `offloads_train`, for the engines."""
+        return self.offload or (self.colocate if self.offload_rollout is None else self.offload_rollout)
+
+    @property
     def samples_per_rollout(self) -> int:
         """Prompts times responses per prompt."""
         return self.rollout_batch_size * self.n_samples_per_prompt
@@ -191,6 +210,8 @@ class TrainConfig:
             "global_batch_size": self.step_size,
             "num_steps_per_rollout": self.steps_per_rollout,
             "use_dynamic_batch_size": True,
+            "offload_train": self.offloads_train,
+            "offload_rollout": self.offloads_rollout,
         }
         return args | worked_out
 
@@ -422,6 +443,8 @@ def to_argv(config: TrainConfig) -> list[str]:
     argv: list[str] = []
     for flag, spec in zip(flag_names(TrainConfig), _flag_fields(), strict=True):
         match getattr(config, spec.name):
+            case False if spec.default is None:
+                argv.append("--no-" + flag.removeprefix("--"))
             case None | False:
                 continue
             case True:

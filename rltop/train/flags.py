@@ -1,7 +1,8 @@
 """Command-line flags from a frozen dataclass: one field is one flag, its docstring is the help text.
 
-A field `lr: float = 1e-3` becomes `--lr LR`; `bool` becomes a switch, `tuple[str, ...]` a flag that may be repeated,
-`Literal[...]` a choice, `X | None` an optional X. What argparse would print and exit with is raised as `RltopError`.
+A field `lr: float = 1e-3` becomes `--lr LR`; `bool` becomes a switch, `bool | None` one with a `--no-` form,
+`tuple[str, ...]` a flag that may be repeated, `Literal[...]` a choice, `X | None` an optional X. What argparse would
+print and exit with is raised as `RltopError`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hint: A
         text += f" (default {field.default})"
     flag, inner = _flag(field.name), _without_none(hint)
     if inner is bool:
-        parser.add_argument(flag, action="store_true", help=text)
+        action = "store_true" if hint is bool else argparse.BooleanOptionalAction
+        parser.add_argument(flag, action=action, help=text)
     elif typing.get_origin(inner) is tuple:
         parser.add_argument(flag, action="append", metavar=field.name.upper(), help=text)
     elif typing.get_origin(inner) is typing.Literal:

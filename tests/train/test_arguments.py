@@ -137,6 +137,26 @@ def test_the_separate_pass_is_skipped_as_in_slime_unless_asked_for() -> None:
     assert parse_args(["--log-probs-pass", "always"]).runs_actor_pass
 
 
+@pytest.mark.parametrize(
+    ("argv", "train", "rollout"),
+    [
+        ("", False, False),
+        ("--colocate", True, True),
+        ("--offload", True, True),
+        ("--offload-train", True, False),
+        ("--offload-rollout", False, True),
+        ("--colocate --no-offload-train", False, True),
+        ("--colocate --no-offload-rollout", True, False),
+        ("--offload --no-offload-train", True, True),
+    ],
+)
+def test_who_offloads_is_slimes_rule(argv: str, train: bool, rollout: bool) -> None:
+    config = parse_args(argv.split())
+    assert (config.offloads_train, config.offloads_rollout) == (train, rollout)
+    assert (config.as_args()["offload_train"], config.as_args()["offload_rollout"]) == (train, rollout)
+    assert parse_args(to_argv(config)) == config
+
+
 def test_a_config_survives_its_own_command_line() -> None:
     argv = "--sglang-disable-cuda-graph --sglang-device cpu --inject nan-grad@2 --inject swap-layers"
     config = parse_args([*argv.split(), "--use-kl-loss", "--kl-loss-coef", "0.001", "--seed", "7"])
