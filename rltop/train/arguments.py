@@ -122,6 +122,9 @@ class TrainConfig:
     """Engines, each in its own process; slime's rollout GPUs divided by the GPUs per engine."""
     weight_transport: Transport = "disk"
     """How weights reach the engines after every step: a checkpoint on disk, or tensors over HTTP."""
+    check_weight_update_equal: bool = False
+    """Before the first rollout: remember every engine's weights, fill them with random numbers, sync, and compare
+    tensor by tensor. A difference is named and ends the run."""
 
     rollout_engine_wait_s: float = 600.0
     """Where rltop's daemon owns the engines and brings them back: seconds that a rollout waits while none can be asked,
