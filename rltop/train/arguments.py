@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rltop.errors import RltopError
+from rltop.train.debug_flags import check_modes
 from rltop.train.flags import flag_names, parse_flags
 from rltop.train.layout import Layout
 
@@ -20,6 +21,7 @@ EngineKind = Literal["cpu", "sglang"]
 Transport = Literal["disk", "tensor"]
 KlLossType = Literal["k1", "k2", "k3", "low_var_kl"]
 LogProbsPass = Literal["always", "auto"]
+Mode = Literal["full", "rollout-only", "train-only"]
 SGLANG_PREFIX = "--sglang-"
 
 
@@ -129,8 +131,37 @@ class TrainConfig:
     rollout_engine_wait_s: float = 600.0
     """Where rltop's daemon owns the engines and brings them back: seconds that a rollout waits while none can be asked,
     before the run ends."""
+    debug_rollout_only: bool = False
+    """Engines only: rollouts are generated, scored and logged, nothing trains and no Megatron process exists."""
+    debug_train_only: bool = False
+    """Trainer only: no engine starts, no weights are sent, nothing is evaluated; needs --load-debug-rollout-data."""
     save_debug_rollout_data: str | None = None
-    """Path to which the samples of every rollout are saved, in slime's format; {rollout_id} in it is filled in."""
+    """Path to which the samples of every rollout are saved, in slime's format; {rollout_id} in it is filled in. Those
+    of an evaluation go to the same path with eval_ before the id."""
+    load_debug_rollout_data: str | None = None
+    """Path of saved samples that are trained on instead of generated ones, in slime's format; {rollout_id} in it is
+    filled in. Implies --debug-train-only."""
+    load_debug_rollout_data_subsample: float | None = None
+    """Share of the loaded samples that is kept, half from the start and half from the end; only whole groups."""
+    save_debug_train_data: str | None = None
+    """Path to which what every sample was trained with is saved, in slime's format; {rollout_id} and {rank} in it are
+    filled in."""
+    dump_details: Path | None = None
+    """Directory for all of it: rollout_data/{rollout_id}.pt, train_data/{rollout_id}.pt and the tokenizer."""
+    reward_key: str | None = None
+    """Which value counts where loaded samples have several rewards, by name."""
+    log_passrate: bool = False
+    """Log passrate/pass@k per rollout; on in rollout-only mode."""
+    eval_interval: int | None = None
+    """Rollouts from one evaluation to the next, on the task's own evaluation prompts; also before the first rollout."""
+    n_samples_per_eval_prompt: int = 1
+    """Responses per evaluation prompt."""
+    skip_eval_before_train: bool = False
+    """No evaluation before the first rollout."""
+    ci_save_grad_norm: str | None = None
+    """Path to which the grad_norm of every step is saved; {rollout_id}, {step_id} and {role} in it are filled in."""
+    ci_load_grad_norm: str | None = None
+    """Path of saved grad_norms: the run ends at the first step whose own differs by more than 1 % (and 0.01)."""
 
     seed: int = 1234
     """Weights, cold start, prompts and samples all follow from it."""
@@ -162,6 +193,39 @@ class TrainConfig:
     def offloads_rollout(self) -> bool:
         """As `offloads_train`, for the engines."""
         return self.offload or (self.colocate if self.offload_rollout is None else self.offload_rollout)
+
+    @property
+    def mode(self) -> Mode:
+        """Which sides of the run exist. As in slime, loading samples implies train-only."""
+        if self.debug_rollout_only:
+            return "rollout-only"
+        return "train-only" if self.debug_train_only or self.load_debug_rollout_data is not None else "full"
+
+    @property
+    def trainer_ranks(self) -> int:
+        """Megatron processes: none in rollout-only mode."""
+        return 0 if self.mode == "rollout-only" else self.layout.world
+
+    @property
+    def engine_count(self) -> int:
+        """Engine processes: none in train-only mode."""
+        return 0 if self.mode == "train-only" else self.rollout_num_engines
+
+    @property
+    def rollout_dumps(self) -> str | None:
+        """Where generated samples are saved, whichever flag says so; a train-only run generates none."""
+        if self.mode == "train-only":
+            return None
+        derived = None if self.dump_details is None else _within(self.dump_details, "rollout_data")
+        return self.save_debug_rollout_data or derived
+
+    @property
+    def train_dumps(self) -> str | None:
+        """Where the training data is saved, whichever flag says so; a rollout-only run has none."""
+        if self.mode == "rollout-only":
+            return None
+        derived = None if self.dump_details is None else _within(self.dump_details, "train_data")
+        return self.save_debug_train_data or derived
 
     @property
     def samples_per_rollout(self) -> int:
@@ -215,6 +279,9 @@ class TrainConfig:
             "use_dynamic_batch_size": True,
             "offload_train": self.offloads_train,
             "offload_rollout": self.offloads_rollout,
+            "debug_train_only": self.mode == "train-only",
+            "save_debug_rollout_data": self.rollout_dumps,
+            "save_debug_train_data": self.train_dumps,
         }
         return args | worked_out
 
@@ -272,7 +339,6 @@ def validate(config: TrainConfig) -> None:
             why="--engine is cpu, rltop's own stand-in",
             do="--engine sglang",
         )
-    _check_dump(config)
     for text in config.engine_env:
         name, equals, _ = text.partition("=")
         if not equals or not name:
@@ -280,8 +346,10 @@ def validate(config: TrainConfig) -> None:
     if (config.save is None) != (config.save_interval is None):
         given, other = ("--save", "--save-interval N") if config.save else ("--save-interval", "--save DIR")
         raise RltopError(f"{given} needs {other}", where=given, why="one without the other saves nothing", do=other)
-    _check_ranks(config)
+    if config.mode != "rollout-only":
+        _check_ranks(config)
     _check_batch(config)
+    check_modes(config)
     if config.inject:
         from rltop.train.inject import parse_fault  # needs torch, which a plain mistake must not wait for
 
@@ -311,6 +379,8 @@ _RANGES: dict[str, tuple[float, str]] = {
     "rollout_num_engines": (1, "the number of engines"),
     "rollout_engine_wait_s": (0, "the wait for an engine"),
     "save_interval": (1, "the save interval"),
+    "eval_interval": (1, "the evaluation interval"),
+    "n_samples_per_eval_prompt": (1, "the number of responses"),
     "cold_start_steps": (0, "the number of cold-start steps"),
     "cold_start_loss": (0, "the loss that ends the cold start"),
     "lr_warmup_iters": (0, "the number of warm-up steps"),
@@ -323,25 +393,6 @@ _RANGES: dict[str, tuple[float, str]] = {
     "seed": (0, "the seed"),
 }
 """Field -> smallest legal value and what it is called."""
-
-
-def _check_dump(config: TrainConfig) -> None:
-    """The path of the dumps must be one for every rollout."""
-    path = config.save_debug_rollout_data
-    if path is None:
-        return
-    try:
-        first, second = (path.format(rollout_id=at) for at in range(2))
-        why = "" if first != second else "it is the same for every rollout: each would overwrite the one before"
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        why = f"only {{rollout_id}} can stand in it ({type(error).__name__}: {error})"
-    if why:
-        raise RltopError(
-            "not a path for dumps",
-            where=f"--save-debug-rollout-data {path}",
-            why=why,
-            do="--save-debug-rollout-data 'DIR/{rollout_id}.pt'",
-        )
 
 
 def _check_ranks(config: TrainConfig) -> None:
@@ -407,7 +458,7 @@ def _check_batch(config: TrainConfig) -> None:
             why=f"{total}, and {samples} / {batch} leaves {samples % batch} over, which no step would train on",
             do=f"--global-batch-size {_nearest_divisor(samples, batch)}",
         )
-    data = config.layout.data
+    data = config.layout.data if config.trainer_ranks else 1
     if config.step_size % data:
         raise RltopError(
             "a step's samples do not divide among the data parallel ranks",
@@ -425,6 +476,11 @@ def _nearest_divisor(total: int, wanted: int) -> int:
 
 def _unprefixed(token: str) -> str:
     return "--" + token.removeprefix(SGLANG_PREFIX) if token.startswith(SGLANG_PREFIX) else token
+
+
+def _within(directory: Path, folder: str) -> str:
+    """slime's layout of --dump-details; braces in the directory's own name are not placeholders."""
+    return f"{str(directory).replace('{', '{{').replace('}', '}}')}/{folder}/{{rollout_id}}.pt"
 
 
 def _flag(name: str) -> str:
