@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from rltop.cli.dump import dump_app
 from rltop.cli.engine_app import engine_app
 from rltop.errors import RltopError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(engine_app)
+app.add_typer(dump_app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout (docs/cli.md has the schema).")]
 RemoteRltop = Annotated[

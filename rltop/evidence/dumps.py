@@ -11,11 +11,12 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from rltop.checks.found import Dump, Row
 from rltop.checks.observe import Where
 from rltop.evidence import samples
+from rltop.evidence.dump_sample import DumpKind
 from rltop.evidence.pickle_values import Foreign, Known, Map, Seq, TensorRef, Unreadable
 from rltop.evidence.saved import Saved, opened
 from rltop.evidence.sink import Reader, Sink, Source
@@ -25,8 +26,6 @@ MOST_ITEMS = 200_000
 """Entries of one sample that are turned into plain values."""
 _RANK = re.compile(r"_(\d{1,6})$")
 _STATE_KEYS = frozenset({"sample_offset", "epoch_id", "sample_group_index", "sample_index"})
-
-DumpKind = Literal["rollout", "train-v1", "train-v2", "state", "samples", "other"]
 
 
 def read(source: Source, sink: Sink) -> None:

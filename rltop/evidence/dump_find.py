@@ -1,0 +1,141 @@
+"""Which dumps a pattern means: a file, a directory, a glob, or a path with `{rollout_id}`.
+
+Files are told apart by what they hold, not by their names; only their first bytes are read. A train dump is put beside
+the rollout dump of the same id. Failure policy: RltopError (exit code 2) where there is nothing to read; a file among
+others that can not be read stays in the list, with its `problem`.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rltop.errors import RltopError
+from rltop.evidence.dump_file import DumpFile
+from rltop.evidence.dump_sample import DumpKind
+
+SUFFIXES = (".pt", ".pkl", ".pickle", ".jsonl")
+FOLDERS = ("", "rollout_data", "train_data", "rollout_result/train", "rollout_result/eval", "dumps")
+"""Where dumps lie below a directory: `--dump-details DIR` makes the second and third, Relax the next two."""
+MOST_HOLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRef:
+    """One dump, not opened."""
+
+    path: Path
+    kind: DumpKind | None
+    """None where it can not be read."""
+    rollout_id: int | None
+    is_eval: bool = False
+    bytes: int = 0
+    train: tuple[Path, ...] = ()
+    """Train dumps of the same rollout, found beside it; joined by `rollout_position`."""
+    problem: str = ""
+    """Why it can not be read."""
+
+
+def find_dumps(pattern: str) -> list[DumpRef]:
+    """Dumps of `pattern`, by rollout id, training before eval. Train dumps are listed only where nothing else is.
+
+    Raises RltopError where nothing fits, or where nothing that fits can be read.
+    """
+    paths = _paths(pattern)
+    refs = [_ref(path) for path in paths]
+    readable = [one for one in refs if one.kind not in (None, "other", "state")]
+    if not readable:
+        first = next((one for one in refs if one.problem), None)
+        raise RltopError(
+            "not a dump" if len(refs) == 1 else f"none of {len(refs)} files is a dump",
+            where=str(first.path if first else paths[0]),
+            why=first.problem if first else "it has no samples",
+            do="give what --save-debug-rollout-data or --save-debug-train-data wrote, or a --dump-details directory",
+        )
+    listed = [one for one in readable if one.kind in ("rollout", "samples")]
+    trains = [one for one in readable if one not in listed]
+    if listed:
+        trains += [_ref(path) for one in listed for path in _beside(one.path) if path not in paths]
+        listed = [replace(one, train=_of_id(trains, one)) for one in listed]
+    broken = [one for one in refs if one.problem]
+    return sorted([*(listed or trains), *broken], key=_order)
+
+
+def holes(refs: Sequence[DumpRef]) -> list[int]:
+    """Rollout ids between the first and the last that have no dump."""
+    have = {one.rollout_id for one in refs if one.rollout_id is not None and not one.is_eval}
+    if not have or max(have) - min(have) > MOST_HOLES:
+        return []
+    return [at for at in range(min(have), max(have)) if at not in have]
+
+
+def _order(ref: DumpRef) -> tuple[bool, int, bool, str]:
+    return ref.rollout_id is None, ref.rollout_id or 0, ref.is_eval, str(ref.path)
+
+
+def _paths(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = sorted(one for folder in FOLDERS for one in (path / folder).glob("*") if _is_named(one))
+        if not found:
+            raise RltopError(
+                "no dumps in this directory",
+                where=pattern,
+                why=f"no {', '.join(SUFFIXES)} in it, nor in {', '.join(FOLDERS[1:])}",
+                do="give the directory of --dump-details, or the path of --save-debug-rollout-data",
+            )
+        return found
+    names = [pattern]
+    if "{" in pattern:
+        wild = re.sub(r"\{(rollout_id|rank)\}", "*", glob.escape(pattern))
+        names = [wild]
+    found = sorted(
+        {Path(one) for name in names for one in glob.glob(str(Path(name).expanduser())) if Path(one).is_file()}
+    )
+    if not found:
+        raise RltopError(
+            "no such dump",
+            where=pattern,
+            why="no file fits"
+            if any(mark in pattern for mark in "*?[{")
+            else "there is no file or directory of this name",
+            do="give a file, a directory, a glob in quotes, or a path with {rollout_id}",
+        )
+    return found
+
+
+def _is_named(path: Path) -> bool:
+    return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _ref(path: Path) -> DumpRef:
+    try:
+        size = path.stat().st_size
+        with DumpFile.open(path) as dump:
+            return DumpRef(path, dump.kind, dump.rollout_id, dump.is_eval, size)
+    except OSError as error:
+        return DumpRef(path, None, None, problem=error.strerror or str(error))
+    except RltopError as error:
+        return DumpRef(path, None, None, problem=error.why or error.what)
+
+
+def _beside(path: Path) -> list[Path]:
+    """Train dumps of `--dump-details`: `../train_data/` beside `rollout_data/`."""
+    if path.parent.name != "rollout_data":
+        return []
+    folder = path.parent.parent / "train_data"
+    return sorted(
+        one for one in folder.glob(f"{path.stem}*.pt") if re.fullmatch(rf"{re.escape(path.stem)}(_\d+)?", one.stem)
+    )
+
+
+def _of_id(trains: Sequence[DumpRef], ref: DumpRef) -> tuple[Path, ...]:
+    if ref.rollout_id is None or ref.is_eval:
+        return ()
+    same = (one.path for one in trains if (one.kind or "").startswith("train") and one.rollout_id == ref.rollout_id)
+    return tuple(dict.fromkeys(same))
