@@ -31,6 +31,10 @@ from rltop.protocol.messages import (
     Bye,
     Command,
     Delta,
+    DumpPageAnswer,
+    DumpPageQuery,
+    DumpsAnswer,
+    DumpsQuery,
     Err,
     EventsAnswer,
     EventsQuery,
@@ -287,6 +291,14 @@ class Client:
         """Lines around one line of a log; keywords are further fields of `LinesQuery`. Raises RltopError."""
         message = await self._ask("lines?", LinesQuery(source, line, **query), f"q{next(self._ids)}")
         return _expect(message, LinesAnswer)
+
+    async def dumps(self) -> DumpsAnswer:
+        """The run's dumps of rollouts. Raises RltopError, with `why` "unsupported" from a daemon that is too old."""
+        return _expect(await self._ask("dumps?", DumpsQuery(), f"q{next(self._ids)}"), DumpsAnswer)
+
+    async def dump_page(self, query: DumpPageQuery) -> DumpPageAnswer:
+        """Samples of one of them. Raises RltopError."""
+        return _expect(await self._ask("dump-page?", query, f"q{next(self._ids)}"), DumpPageAnswer)
 
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any

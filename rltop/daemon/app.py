@@ -29,6 +29,7 @@ from rltop.daemon.aside import Aside
 from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
+from rltop.daemon.dump_pages import DumpReader, run_args
 from rltop.daemon.engine_commands import EngineCommands
 from rltop.daemon.engines import EngineOptions, Engines, MakeFleet, make_fleet, refuse_newer_slots
 from rltop.daemon.gate import Gate
@@ -129,6 +130,7 @@ class Daemon:
         sessions = Sessions(
             self._core.table, self._core.ring, epoch=self._epoch, run=self._name, server=f"rltop/{rltop.__version__}"
         )
+        self._dumps = DumpReader(options.run_dir, lambda: run_args(self._core.table))
         backend = DaemonBackend(
             self._core,
             run=self._name,
@@ -139,6 +141,7 @@ class Daemon:
             publisher=self._publisher,
             lag_ms=self._take_lag,
             sources=SourceLines(options.run_dir, lambda: {name: path for name, (path, _) in self._log_paths().items()}),
+            dumps=self._dumps,
             refresh=self._engines.refresh,
         )
         self._context = zmq.asyncio.Context()
@@ -221,6 +224,7 @@ class Daemon:
             for task in done - {stopped}:
                 task.result()  # a part that ended by itself failed: say why
         finally:
+            await self._dumps.close()
             await self._engines.close()
             if self._gate is not None:
                 self._gate.close()

@@ -25,6 +25,7 @@ import rltop
 from rltop import runs
 from rltop.daemon import replay
 from rltop.daemon.core import Core
+from rltop.daemon.dump_pages import DumpReader, run_args
 from rltop.daemon.events import RING_SIZE, Event
 from rltop.daemon.lines import SourceLines
 from rltop.daemon.log_watch import log_paths
@@ -35,6 +36,10 @@ from rltop.daemon.sessions import Session, Sessions
 from rltop.protocol.messages import (
     Accepted,
     Command,
+    DumpPageAnswer,
+    DumpPageQuery,
+    DumpsAnswer,
+    DumpsQuery,
     EventsAnswer,
     EventsQuery,
     LinesAnswer,
@@ -91,7 +96,8 @@ class Archive:
         logs = SourceLines(
             run_dir, lambda: {name: path for name, (path, _) in log_paths(self._core.table, run_dir).items()}
         )
-        self._backend = ArchiveBackend(self._core, past, logs)
+        self._dumps = DumpReader(run_dir, lambda: run_args(self._core.table))
+        self._backend = ArchiveBackend(self._core, past, logs, self._dumps)
         self._bound = threading.Event()
         self._ended: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
@@ -144,6 +150,7 @@ class Archive:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
+            await self._dumps.close()
             server.close()
             context.destroy()
 
@@ -181,10 +188,11 @@ def _as_past(state: Mapping[str, Any], end: End, run_dir: Path) -> dict[str, Any
 class ArchiveBackend:
     """Implements `rltop.daemon.server.Backend` for a run of which nothing new will come."""
 
-    def __init__(self, core: Core, past: Past, sources: SourceLines) -> None:
+    def __init__(self, core: Core, past: Past, sources: SourceLines, dumps: DumpReader) -> None:
         self._core = core
         self._past = past
         self._sources = sources
+        self._dump_reader = dumps
 
     def record(self, record: Record, key: str = "") -> None:
         """There is no ingest socket."""
@@ -203,6 +211,14 @@ class ArchiveBackend:
     async def lines(self, query: LinesQuery) -> LinesAnswer:
         """Lines of a log that the run left."""
         return await answer_lines(self._sources, query)
+
+    async def dumps(self, query: DumpsQuery) -> DumpsAnswer:
+        """Which dumps of rollouts the run has."""
+        return await self._dump_reader.dumps(query)
+
+    async def dump_page(self, query: DumpPageQuery) -> DumpPageAnswer:
+        """Samples of one of them."""
+        return await self._dump_reader.page(query)
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Nothing of a dead run can be changed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rltop.daemon.commands import Commands
 from rltop.daemon.core import Core
+from rltop.daemon.dump_pages import DumpReader
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.lines import SourceLines
 from rltop.daemon.publish import Publisher
@@ -19,6 +20,10 @@ from rltop.daemon.verdicts import Verdicts
 from rltop.protocol.messages import (
     Accepted,
     Command,
+    DumpPageAnswer,
+    DumpPageQuery,
+    DumpsAnswer,
+    DumpsQuery,
     EventsAnswer,
     EventsQuery,
     LinesAnswer,
@@ -50,6 +55,7 @@ class DaemonBackend:
         publisher: Publisher,
         lag_ms: Callable[[], float],
         sources: SourceLines,
+        dumps: DumpReader,
         refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._core = core
@@ -61,6 +67,7 @@ class DaemonBackend:
         self._publisher = publisher
         self._lag_ms = lag_ms
         self._sources = sources
+        self._dump_reader = dumps
         self._refresh = refresh
         self._troubles: dict[str, int] = {}
 
@@ -89,6 +96,14 @@ class DaemonBackend:
     async def lines(self, query: LinesQuery) -> LinesAnswer:
         """Lines of a log around one line."""
         return await answer_lines(self._sources, query)
+
+    async def dumps(self, query: DumpsQuery) -> DumpsAnswer:
+        """Which dumps of rollouts the run has."""
+        return await self._dump_reader.dumps(query)
+
+    async def dump_page(self, query: DumpPageQuery) -> DumpPageAnswer:
+        """Samples of one of them."""
+        return await self._dump_reader.page(query)
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Take an operator's command."""

@@ -29,6 +29,10 @@ from rltop.protocol.messages import (
     Ack,
     Bye,
     Command,
+    DumpPageAnswer,
+    DumpPageQuery,
+    DumpsAnswer,
+    DumpsQuery,
     Err,
     EventsAnswer,
     EventsQuery,
@@ -85,6 +89,12 @@ class Backend(Protocol):
 
     async def lines(self, query: LinesQuery) -> LinesAnswer:
         """Answer a lines query."""
+
+    async def dumps(self, query: DumpsQuery) -> DumpsAnswer:
+        """Say which dumps the run has."""
+
+    async def dump_page(self, query: DumpPageQuery) -> DumpPageAnswer:
+        """Answer a query for samples of a dump."""
 
     async def command(self, command: Command, command_id: str, session: Session) -> Accepted | Rejected:
         """Take a command of an operator."""
@@ -271,6 +281,10 @@ class Server:
                 self._start(ident, re, self._events(ident, query, re))
             case LinesQuery() as query:
                 self._start(ident, re, self._lines(ident, query, re))
+            case DumpsQuery() as query:
+                self._start(ident, re, self._dumps(ident, query, re))
+            case DumpPageQuery() as query:
+                self._start(ident, re, self._dump_page(ident, query, re))
             case Command() as command:
                 self._start(ident, re, self._command(session, command, re))
             case Bye():
@@ -318,6 +332,12 @@ class Server:
 
     async def _lines(self, ident: bytes, query: LinesQuery, re: str) -> None:
         self._send(ident, "lines", await self._backend.lines(query), re=re)
+
+    async def _dumps(self, ident: bytes, query: DumpsQuery, re: str) -> None:
+        self._send(ident, "dumps", await self._backend.dumps(query), re=re)
+
+    async def _dump_page(self, ident: bytes, query: DumpPageQuery, re: str) -> None:
+        self._send(ident, "dump-page", await self._backend.dump_page(query), re=re)
 
     async def _command(self, session: Session, command: Command, re: str) -> None:
         answer: Accepted | Rejected

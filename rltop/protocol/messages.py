@@ -361,6 +361,70 @@ class LinesAnswer(msgspec.Struct, frozen=True):
     """With `line` 0: the byte behind the last line; -1: not known."""
 
 
+class DumpsQuery(msgspec.Struct, frozen=True):
+    """Which dumps of rollouts the run has."""
+
+
+class DumpsAnswer(msgspec.Struct, frozen=True):
+    """Answer `dumps`: oldest rollout first; without any, `why` says where was looked."""
+
+    dumps: list[dict[str, Any]] = []
+    """{path, rollout_id, eval, bytes, t (last change, seconds since the epoch), train[] (paths of the train dumps that
+    are joined to it)}; `path` is what `dump-page?` asks for."""
+    why: str = ""
+    holes: list[int] = []
+    """Rollout ids between the first and the last that have no dump (at most 100)."""
+
+
+class DumpPageQuery(msgspec.Struct, frozen=True, rename={"start": "from", "stop": "to"}):
+    """Samples of one dump: a page of the list that `filter` and `sort` make of it."""
+
+    path: str
+    """As in `dumps`."""
+    start: int = 0
+    stop: int = 50
+    """Places in that list; at most 1,000 rows, 1 sample in full."""
+    filter: str = ""
+    """Words that all occur in prompt, response, label or status, and terms such as `reward<0.5`, `status=truncated`."""
+    sort: str = ""
+    """`reward`, `length`, `gap`, `status`, `group`, with `-` before it for the other way round; empty: as in the
+    file."""
+    search: str = ""
+    """Not the rows from `from` on, but the first one from there whose prompt or response has this text; backwards when
+    `to` < `from`."""
+    group_at: int = -1
+    """Only the group of the sample at this place of the file."""
+    want: Literal["rows", "whole", "stats"] = "rows"
+    """One line of each, all of one, or the numbers of the whole file."""
+
+
+class DumpPageAnswer(msgspec.Struct, frozen=True, rename={"start": "from"}):
+    """Answer `dump-page`. A long file is read in slices: ask again until `done`."""
+
+    path: str
+    start: int = 0
+    """Place of the first row in the list."""
+    rows: list[dict[str, Any]] = []
+    """{at (place in the file), index, group_index, reward, status, length (response tokens), gap (mean |train -
+    rollout| log-prob), text}; what is not known is null."""
+    samples: list[dict[str, Any]] = []
+    """With `want` "whole": see docs/protocol.md."""
+    stats: dict[str, Any] = {}
+    """With `want` "stats": perf metrics recomputed from the samples."""
+    count: int = 0
+    """Rows in the list as far as is known."""
+    indexed: int = 0
+    """Samples of the file that were gone through."""
+    done: bool = True
+    """The answer is complete; a search that found nothing has ended."""
+    ended: bool = True
+    """The list is known to its end: `count` is final."""
+    found: int = -1
+    """With `search`: the place in the list."""
+    why: str = ""
+    """What is in the way, in words."""
+
+
 class Command(msgspec.Struct, frozen=True):
     """Body of `cmd` (control socket only). The header's `id` makes it idempotent."""
 
@@ -420,6 +484,10 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "events": EventsAnswer,
     "lines?": LinesQuery,
     "lines": LinesAnswer,
+    "dumps?": DumpsQuery,
+    "dumps": DumpsAnswer,
+    "dump-page?": DumpPageQuery,
+    "dump-page": DumpPageAnswer,
     "cmd": Command,
     "accepted": Accepted,
     "rejected": Rejected,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Reversible, Sequence
 from typing import Any, Literal, Protocol
 
-from rltop.protocol.messages import Accepted, EventsAnswer, LinesAnswer, Rejected, Tick
+from rltop.protocol.messages import (
+    Accepted,
+    DumpPageAnswer,
+    DumpPageQuery,
+    DumpsAnswer,
+    EventsAnswer,
+    LinesAnswer,
+    Rejected,
+    Tick,
+)
 
 Status = Literal["connecting", "live", "lost"]
 
@@ -94,6 +103,10 @@ class ClientLike(Protocol):
     async def events(self, **query: Any) -> EventsAnswer: ...
 
     async def lines(self, source: str, line: int, **query: Any) -> LinesAnswer: ...
+
+    async def dumps(self) -> DumpsAnswer: ...
+
+    async def dump_page(self, query: DumpPageQuery) -> DumpPageAnswer: ...
 
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any

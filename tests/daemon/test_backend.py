@@ -11,6 +11,7 @@ import pytest
 
 from rltop.daemon.backend import DaemonBackend
 from rltop.daemon.commands import Actions, Commands, Stage
+from rltop.daemon.dump_pages import DumpReader
 from rltop.daemon.events import MAX_TEXT, EventRing
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.journal import Journal
@@ -43,6 +44,7 @@ def backend(core: FakeCore, journal: Path) -> DaemonBackend:
         publisher=Publisher(core),
         lag_ms=lambda: 0.0,
         sources=SourceLines(journal.parent, dict),
+        dumps=DumpReader(journal.parent, dict),
     )
 
 

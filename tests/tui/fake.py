@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rltop.errors import RltopError
-from rltop.protocol.messages import Accepted, EventsAnswer, LinesAnswer, Rejected, Tick
+from rltop.protocol.messages import (
+    Accepted,
+    DumpPageAnswer,
+    DumpPageQuery,
+    DumpsAnswer,
+    EventsAnswer,
+    LinesAnswer,
+    Rejected,
+    Tick,
+)
 from rltop.tui.model import Clocks
 
 NOW = 1_760_000_000.0
@@ -79,6 +88,12 @@ class FakeClient:
         self.logs: dict[str, LinesAnswer] = {}
         self.opened: list[tuple[str, int]] = []
         """What was asked for with `lines`."""
+        self.dump_list = DumpsAnswer(why="no dump lies at /runs/night-shift/dumps")
+        self.dump_answer: Callable[[DumpPageQuery], DumpPageAnswer] = lambda query: DumpPageAnswer(query.path)
+        """How `dump-page?` is answered."""
+        self.dump_queries: list[DumpPageQuery] = []
+        self.too_old = False
+        """The daemon does not know the queries about dumps."""
         self.busy = False
         """Queries get no answer."""
         self.closed = False
@@ -160,6 +175,21 @@ class FakeClient:
         if self.busy:
             raise RltopError("no answer to 'lines?' in 10 s")
         return self.logs.get(source, LinesAnswer(source, why="it is neither a log that this run's daemon follows"))
+
+    async def dumps(self) -> DumpsAnswer:
+        self._refuse()
+        return self.dump_list
+
+    async def dump_page(self, query: DumpPageQuery) -> DumpPageAnswer:
+        self._refuse()
+        self.dump_queries.append(query)
+        return self.dump_answer(query)
+
+    def _refuse(self) -> None:
+        if self.busy:
+            raise RltopError("no answer to 'dumps?' in 10 s", exit_code=1)
+        if self.too_old:
+            raise RltopError("the daemon refused: unknown message type 'dumps?'", why="unsupported", exit_code=1)
 
     async def command(
         self, name: str, target: str = "", args: dict[str, Any] | None = None, **kw: Any

@@ -1,0 +1,328 @@
+"""Pages of one dump for whoever looks at it: rows of a filtered, sorted list, one sample in full, the file's numbers.
+
+The answers to `dump-page?`, made here for a local file and in the daemon for a remote one. A file is never read to its
+end at once: every call works for at most `budget_s` seconds and says whether it is `done`; the next call goes on where
+the last one stopped. What is kept of a file are places and sort keys, 16 bytes per sample of a list.
+
+Failure policy: a file that cannot be read, now or further on, is an answer that says why. A file that was replaced is
+opened anew.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rltop.errors import RltopError
+from rltop.evidence.dump_file import DumpFile
+from rltop.evidence.dump_find import DumpRef
+from rltop.evidence.dump_rows import SORTS, Filter, Line, contains, line_of, sort_key
+from rltop.evidence.dump_sample import DumpSample
+from rltop.evidence.dump_trained import Trained
+from rltop.evidence.dump_whole import whole
+from rltop.evidence.token_text import TokenTexts
+from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery
+
+BUDGET_S = 0.25
+MOST_ROWS = 1_000
+MOST_OPEN = 4
+MOST_LISTS = 8
+MOST_LINES = 20_000
+"""Lines of one file that are kept."""
+MOST_GROUP = 4_096
+SORT_AGAIN = 100_000
+"""A list of more samples is only sorted once the file was read."""
+
+
+class DumpPages:
+    """Answers queries about dumps. Not safe to share between threads."""
+
+    def __init__(self, *, budget_s: float = BUDGET_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget_s, self._clock = budget_s, clock
+        self._open: dict[Path, _Opened] = {}
+
+    def answer(self, ref: DumpRef, query: DumpPageQuery) -> DumpPageAnswer:
+        """Work on the query for the budget."""
+        try:
+            opened = self._opened(ref)
+            return opened.answer(query, self._clock() + self._budget_s, self._clock)
+        except RltopError as error:
+            self._forget(ref.path)
+            return DumpPageAnswer(query.path, why=f"{error.what}: {error.why}" if error.why else error.what)
+        except OSError as error:
+            self._forget(ref.path)
+            return DumpPageAnswer(query.path, why=error.strerror or str(error))
+
+    def close(self) -> None:
+        """Close every file."""
+        for path in list(self._open):
+            self._forget(path)
+
+    def _opened(self, ref: DumpRef) -> _Opened:
+        stat = ref.path.stat()
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        held = self._open.pop(ref.path, None)
+        if held is not None and (held.stamp, held.ref.train) != (stamp, ref.train):
+            held.close()
+            held = None
+        while len(self._open) >= MOST_OPEN:
+            self._forget(next(iter(self._open)))
+        held = held or _Opened(ref, stamp)
+        self._open[ref.path] = held  # the newest is the last
+        return held
+
+    def _forget(self, path: Path) -> None:
+        if (held := self._open.pop(path, None)) is not None:
+            held.close()
+
+
+class _Opened:
+    """One dump, the train dumps beside it, and the lists that were made of it."""
+
+    def __init__(self, ref: DumpRef, stamp: tuple[int, int, int]) -> None:
+        self.ref, self.stamp = ref, stamp
+        self._stack = ExitStack()
+        self.file = self._stack.enter_context(DumpFile.open(ref.path))
+        self._trained = Trained(self._stack, ref.train)
+        self._lists: dict[tuple[str, str, int], _List] = {}
+        self._lines: dict[int, Line] = {}
+        self._search: tuple[DumpPageQuery, int] | None = None
+        self._texts: TokenTexts | None = None
+        self._looked = False
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def answer(self, query: DumpPageQuery, until: float, clock: Callable[[], float]) -> DumpPageAnswer:
+        spent = lambda: clock() >= until  # noqa: E731
+        match query.want:
+            case "stats":
+                raise RltopError("no numbers of a whole file here yet")
+            case "whole":
+                return self._whole(query, spent)
+        rows = self._list(query)
+        if "gap" in query.sort + query.filter and not self._join(spent):
+            return self._answer(query, rows, done=False)
+        start, back, found = max(0, query.start), query.stop < query.start, -1
+        size = min(abs(query.stop - query.start), MOST_ROWS)
+        if query.search:
+            place, ended = self._searched(rows, query, spent, back=back)
+            if place is None:
+                return self._answer(query, rows, done=ended)
+            start = found = place
+        rows.reach(self, start + size, spent)
+        # Past the end there is nothing: whoever asks for a place far behind wants the last page.
+        if rows.done and start >= rows.count:
+            start = max(0, rows.count - size)
+        lines, whole_page = self._page(rows, start, start + size, spent)
+        whole_page = whole_page and self._join(spent)
+        return DumpPageAnswer(
+            query.path,
+            start=start,
+            rows=[line.row() for line in lines],
+            count=rows.count,
+            indexed=rows.gone(self),
+            done=whole_page and (rows.done or (not query.sort and rows.count >= start + size)),
+            ended=rows.done,
+            found=found,
+        )
+
+    def _join(self, spent: Callable[[], bool]) -> bool:
+        """Go on to find out where the samples stand in the train dumps; whether that is known."""
+        if self._trained.complete:
+            return True
+        while self._trained.more():
+            if spent():
+                return False
+        self._lines.clear()  # their gaps were not known
+        return False  # the next answer has them
+
+    def _answer(self, query: DumpPageQuery, rows: _List, *, done: bool) -> DumpPageAnswer:
+        return DumpPageAnswer(query.path, count=rows.count, indexed=rows.gone(self), done=done, ended=rows.done)
+
+    def _list(self, query: DumpPageQuery) -> _List:
+        if query.sort.lstrip("-") not in ("", *SORTS):
+            raise RltopError(f"no such sort: {query.sort[:80]!r}", why=f"there are {', '.join(SORTS)}")
+        key = (query.filter.strip(), query.sort, query.group_at)
+        found = self._lists.pop(key, None) or _List(*key)
+        while len(self._lists) >= MOST_LISTS:
+            del self._lists[next(iter(self._lists))]
+        self._lists[key] = found
+        return found
+
+    def _page(self, rows: _List, start: int, stop: int, spent: Callable[[], bool]) -> tuple[list[Line], bool]:
+        out: list[Line] = []
+        for place in range(start, min(stop, rows.count)):
+            if out and spent() and rows.at(place) not in self._lines:
+                return out, False
+            out.append(self.line(rows.at(place)))
+        return out, True
+
+    def line(self, at: int, sample: DumpSample | None = None) -> Line:
+        """The line of a sample, kept for the next time."""
+        line = self._lines.get(at)
+        if line is None:
+            sample = sample or self.file.sample(at)
+            line = line_of(sample, self._trained.log_probs(sample))
+            if len(self._lines) >= MOST_LINES:
+                self._lines.clear()
+            self._lines[at] = line
+        return line
+
+    def _searched(
+        self, rows: _List, query: DumpPageQuery, spent: Callable[[], bool], *, back: bool
+    ) -> tuple[int | None, bool]:
+        """(place of the next hit, whether the search has ended). Goes on where the same search stopped."""
+        place = query.start
+        if self._search is not None and self._search[0] == query:
+            place = self._search[1]
+        step = -1 if back else 1
+        while place >= 0:
+            if not rows.reach(self, place + 1, spent):
+                ended = rows.done
+                self._search = None if ended else (query, place)
+                return None, ended
+            if contains(self.file.sample(rows.at(place)), query.search):
+                self._search = None
+                return place, True
+            place += step
+            if spent():
+                self._search = (query, place)
+                return None, place < 0
+        self._search = None
+        return None, True
+
+    def _whole(self, query: DumpPageQuery, spent: Callable[[], bool]) -> DumpPageAnswer:
+        rows = self._list(query)
+        if not rows.reach(self, query.start + 1, spent):
+            return self._answer(query, rows, done=rows.done)
+        sample = self.file.sample(rows.at(query.start))
+        if not self._looked:
+            self._looked, self._texts = True, _tokenizer(self.ref.path)
+        rewards = [line.reward for line in (self.line(at) for at in self._group(sample.at)) if line.reward is not None]
+        told = whole(sample, self._trained.sample(sample.at, sample.index), rewards, self._texts)
+        return DumpPageAnswer(
+            query.path, start=query.start, samples=[told], count=rows.count, indexed=rows.gone(self), ended=rows.done
+        )
+
+    def _group(self, at: int) -> list[int]:
+        """Places of the samples around `at` that share its group: neighbours, as every trainer writes them."""
+        group = self.line(at).group
+        if group is None:
+            return [at]
+        low = at
+        while low > max(0, at - MOST_GROUP) and self.line(low - 1).group == group:
+            low -= 1
+        high = at
+        while high < at + MOST_GROUP:
+            try:
+                if self.line(high + 1).group != group:
+                    break
+            except IndexError:
+                break
+            high += 1
+        return list(range(low, high + 1))
+
+    def group(self, at: int) -> list[int]:
+        """As `_group`, empty past the end."""
+        try:
+            return self._group(at)
+        except IndexError:
+            return []
+
+
+class _List:
+    """What a filter and an order make of a file, as far as it was gone through."""
+
+    def __init__(self, text: str, sort: str, group_at: int) -> None:
+        self._filter, self._sort, self._group_at = Filter(text), sort, group_at
+        self.plain = not text and not sort and group_at < 0
+        self.done = False
+        self.count = 0
+        self._places = array("Q")
+        self._keys = array("d")
+        self._order: Sequence[int] | None = None
+        self._next = 0
+        self._scan: Iterator[float] | None = None
+
+    def at(self, place: int) -> int:
+        """Place in the file of a place in the list."""
+        if self.plain:
+            return place
+        return self._places[self._order[place] if self._order is not None else place]
+
+    def gone(self, opened: _Opened) -> int:
+        """Samples of the file that were gone through."""
+        return opened.file.indexed() if self.plain else self._next
+
+    def reach(self, opened: _Opened, count: int, spent: Callable[[], bool]) -> bool:
+        """Go on until the list is known up to `count` places, or all of it where it is sorted; False: not (yet)."""
+        if self.done:
+            return count <= self.count
+        if self.plain:
+            self._reach_plain(opened.file, count, spent)
+        elif self._group_at >= 0:
+            self._fill(opened, opened.group(self._group_at))
+            self.done = True
+            self._put_in_order()
+        else:
+            self._reach_listed(opened, count, spent)
+        return count <= self.count
+
+    def _reach_plain(self, file: DumpFile, count: int, spent: Callable[[], bool]) -> None:
+        while file.count() is None and file.indexed() < count:
+            self._scan = self._scan or file.scan(count)
+            if next(self._scan, None) is None:
+                self._scan = None
+            if spent():
+                break
+        self.count = file.indexed()
+        total = file.count()
+        self.done = total is not None
+        self.count = total if total is not None else self.count
+
+    def _reach_listed(self, opened: _Opened, count: int, spent: Callable[[], bool]) -> None:
+        while not self.done and (self._sort or len(self._places) < count):
+            total = opened.file.count()
+            if total is not None and self._next >= total:
+                self.done = True
+            elif self._next < opened.file.indexed():
+                self._fill(opened, [self._next])
+                self._next += 1
+            else:
+                try:
+                    sample = opened.file.sample(self._next)
+                except IndexError:
+                    self.done = True
+                else:
+                    self._fill(opened, [self._next], sample)
+                    self._next += 1
+            if spent():
+                break
+        if self._sort and (self.done or len(self._places) <= SORT_AGAIN):
+            self._put_in_order()
+        self.count = len(self._places) if self._order is None else len(self._order)
+
+    def _put_in_order(self) -> None:
+        if self._sort:
+            self._order = array("Q", sorted(range(len(self._places)), key=self._keys.__getitem__))
+
+    def _fill(self, opened: _Opened, places: Sequence[int], sample: DumpSample | None = None) -> None:
+        for at in places:
+            one = sample or opened.file.sample(at)
+            line = opened.line(at, one)
+            if self._filter.takes(line, one):
+                self._places.append(at)
+                self._keys.append(sort_key(line, self._sort))
+        self.count = len(self._places)
+
+
+def _tokenizer(path: Path) -> TokenTexts | None:
+    """`tokenizer/tokenizer.json` beside the dump or, as `--dump-details` writes it, one directory up."""
+    for folder in (path.parent, path.parent.parent):
+        if (texts := TokenTexts.read(folder / "tokenizer" / "tokenizer.json")) is not None:
+            return texts
+    return None

@@ -1,0 +1,149 @@
+"""What a list of samples shows of each, and which of them a filter takes: one line per sample, nothing of a file.
+
+Pure arithmetic over `DumpSample`. What is not known of a sample is None: it is sorted to the end and taken by no
+comparison.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rltop.evidence.dump_sample import DumpSample
+
+MOST_TEXT = 300
+"""Characters of the response in a line."""
+SORTS = ("reward", "length", "gap", "status", "group")
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_TERM = re.compile(r"(at|index|group|reward|length|gap|status|label|version)(<=|>=|!=|=|<|>)(.+)")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One sample in a list."""
+
+    at: int
+    """Place in the file, from 0."""
+    index: int | None
+    group: int | None
+    reward: float | None
+    status: str
+    length: int | None
+    """Response tokens."""
+    gap: float | None
+    """Mean over the response tokens of |train - rollout| log-prob; NaN where one of them is NaN."""
+    text: str
+    """Start of the response."""
+
+    def row(self) -> dict[str, Any]:
+        """As it crosses the wire."""
+        names = {"group": "group_index"}
+        return {names.get(name, name): getattr(self, name) for name in self.__struct_fields__}
+
+
+def line_of(sample: DumpSample, trained: Sequence[float] | None) -> Line:
+    """The line of a sample. trained: the trainer's log-probs of its response tokens, where a train dump has them."""
+    return Line(
+        at=sample.at,
+        index=sample.index,
+        group=sample.group_index,
+        reward=sample.score,
+        status=str(sample.status or ""),
+        length=length_of(sample),
+        gap=mean_gap(trained, sample.rollout_log_probs),
+        text=(sample.response or "")[:MOST_TEXT],
+    )
+
+
+def length_of(sample: DumpSample) -> int | None:
+    """Response tokens: as the dump says, else as many as there are log-probs."""
+    if sample.response_length is not None:
+        return sample.response_length
+    return len(sample.rollout_log_probs) if sample.rollout_log_probs is not None else None
+
+
+def mean_gap(left: Sequence[float] | None, right: Sequence[float] | None) -> float | None:
+    """Mean |left - right| over the tokens; None unless both are there in one length."""
+    if not left or not right or len(left) != len(right):
+        return None
+    return math.fsum(abs(a - b) for a, b in zip(left, right, strict=True)) / len(left)
+
+
+class Filter:
+    """What a line of text asks for: words that all occur (any case, any order), and comparisons such as `reward<0.5`.
+
+    Comparisons: `at index group reward length gap status label version`, with `= != < <= > >=`.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._words: list[str] = []
+        self._terms: list[tuple[str, str, str]] = []
+        for word in text.split():
+            if found := _TERM.fullmatch(word):
+                self._terms.append((found[1], found[2], found[3]))
+            else:
+                self._words.append(word.casefold())
+
+    def takes(self, line: Line, sample: DumpSample) -> bool:
+        """Whether the sample is asked for."""
+        if not all(_holds(_value(name, line, sample), sign, wanted) for name, sign, wanted in self._terms):
+            return False
+        if not self._words:
+            return True
+        text = f"{line.status} {sample.label or ''}\n{sample.prompt or ''}\n{sample.response or ''}".casefold()
+        return all(word in text for word in self._words)
+
+
+def _value(name: str, line: Line, sample: DumpSample) -> Any:
+    match name:
+        case "label":
+            return str(sample.label)
+        case "version":
+            versions = sample.weight_versions
+            return str(versions[-1]) if versions else None
+        case _:
+            return getattr(line, name)
+
+
+def _holds(value: Any, sign: str, wanted: str) -> bool:
+    if value is None:
+        return False
+    if isinstance(value, str):
+        # A status by its start: `status=trunc`.
+        if sign == "=":
+            return value.casefold().startswith(wanted.casefold())
+        if sign == "!=":
+            return not value.casefold().startswith(wanted.casefold())
+        return _COMPARE[sign](value, wanted)
+    try:
+        return _COMPARE[sign](value, float(wanted))
+    except ValueError:
+        return False
+
+
+def sort_key(line: Line, sort: str) -> float:
+    """A number to sort by; what is not known comes last, NaN first: it is what somebody looks for."""
+    name, sign = sort.lstrip("-"), -1.0 if sort.startswith("-") else 1.0
+    value: Any = sum(ord(char) << 8 * (6 - at) for at, char in enumerate(line.status[:6])) if name == "status" else None
+    if name in ("reward", "length", "gap", "group"):
+        value = getattr(line, name)
+    if value is None:
+        return math.inf
+    return sign * value if value == value else -math.inf
+
+
+def contains(sample: DumpSample, text: str) -> bool:
+    """Whether prompt or response has the text, whatever the case."""
+    low = text.casefold()
+    return low in (sample.response or "").casefold() or low in (sample.prompt or "").casefold()

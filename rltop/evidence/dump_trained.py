@@ -1,0 +1,89 @@
+"""The train dumps beside a rollout dump: for a sample of the rollout what the trainer computed for its tokens.
+
+Joined by `rollout_position` (slime's train dumps v2), without it by `sample_index`. Files of several DP shards are
+several parts of one rollout. Failure policy: a train dump that cannot be read joins nothing; the rollout is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from rltop.errors import RltopError
+from rltop.evidence.dump_file import DumpFile
+from rltop.evidence.dump_sample import DumpSample, DumpTensor
+
+MOST_FILES = 64
+
+
+class Trained:
+    """Opens the train dumps when they are first asked for; `stack` closes them.
+
+    Where a sample stands in them is found out step by step (`more`), because a rollout's train dumps are as large as
+    the rollout itself.
+    """
+
+    def __init__(self, stack: ExitStack, paths: Sequence[Path]) -> None:
+        self._stack, self._paths = stack, paths[:MOST_FILES]
+        self._files: list[DumpFile] | None = None
+        self._steps: Iterator[None] | None = None
+        self._places: dict[int, tuple[DumpFile, int]] = {}
+        self._by_index: dict[int, tuple[DumpFile, int]] = {}
+        self.complete = not paths
+        """Where every sample stands is known."""
+
+    def more(self) -> bool:
+        """Go on by one sample; False: it is complete."""
+        if not self.complete:
+            self._steps = self._steps or self._index()
+            self.complete = next(self._steps, self) is self
+        return not self.complete
+
+    def sample(self, at: int, index: int | None = None) -> DumpSample | None:
+        """The trainer's entry for the sample at a place of the rollout dump; None: none, or none is known yet."""
+        found = self._places.get(at)
+        if found is None and index is not None:
+            found = self._by_index.get(index)
+        if found is None and not self.complete and len(self._opened()) == 1:
+            # slime sorts by the position, so that mostly both stand at the same place.
+            with suppress(IndexError, RltopError, OSError):
+                guess = self._opened()[0].sample(at)
+                if whole_number(guess.extra.get("rollout_position")) == at:
+                    return guess
+        return found[0].sample(found[1]) if found is not None else None
+
+    def log_probs(self, sample: DumpSample) -> Sequence[float] | None:
+        """The trainer's log-probs of the response tokens: of the train dump, else what the sample itself has."""
+        trained = self.sample(sample.at, sample.index)
+        found = trained.log_probs if trained is not None else None
+        return found if found is not None else sample.log_probs
+
+    def _opened(self) -> list[DumpFile]:
+        if self._files is None:
+            self._files = []
+            for path in self._paths:
+                with suppress(RltopError, OSError):
+                    self._files.append(self._stack.enter_context(DumpFile.open(path)))
+        return self._files
+
+    def _index(self) -> Iterator[None]:
+        for file in self._opened():
+            with suppress(RltopError, OSError):
+                for sample in file:
+                    position = whole_number(sample.extra.get("rollout_position"))
+                    if position is not None:
+                        self._places.setdefault(position, (file, sample.at))
+                    elif sample.index is not None:
+                        self._by_index.setdefault(sample.index, (file, sample.at))
+                    yield
+
+
+def whole_number(value: object) -> int | None:
+    """An integer of a dump, plain or as a tensor of one element."""
+    if isinstance(value, DumpTensor):
+        values = value.values()
+        value = values[0] if len(values) == 1 else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if value == int(value) else None
