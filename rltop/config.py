@@ -181,7 +181,7 @@ _WORDS = {
     "restart": ("auto", "never"),
     "on_hang": ("alarm", "restart"),
     "launcher": ("local", "ray"),
-    "kind": ("sglang", "cpu"),
+    "kind": ("sglang", "cpu", "null"),
 }
 
 

@@ -40,6 +40,7 @@ FLEET_KEYS: Mapping[str, Any] = {
     "paused": None,
     "survived": None,
     "crashes": [],
+    "reserved": "",
 }
 """What `engine/<id>` has beside the fields of an `engine` record and the scraped ones, and what stands there for an
 engine of which nobody knows more."""
@@ -58,10 +59,11 @@ def crashes(
     (wall clock, seconds), fingerprint, cause and the newest rollout that had begun.
 
     before: the cell so far. A crash is told once, whichever of the states that follow one is seen first; what is known
-    better when the process has ended (another fingerprint) replaces what its log let expect.
+    better when the process has ended (another fingerprint) replaces what its log let expect. A crash of an engine on
+    trial is what the trial is for: no news here.
     """
     known = [dict(one) for one in before.get("crashes") or ()]
-    if cell.get("state") not in CRASHED or not cell.get("fingerprint"):
+    if cell.get("reserved") or cell.get("state") not in CRASHED or not cell.get("fingerprint"):
         return known
     told = {"fingerprint": str(cell["fingerprint"]), "cause": str(cell.get("cause") or "")[:MOST_CAUSE]}
     if known and known[-1]["generation"] == cell.get("generation"):

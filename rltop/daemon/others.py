@@ -196,7 +196,7 @@ def facts_of(info: Mapping[str, Any]) -> dict[str, Any]:
     version = str(info.get("sglang_version") or info.get("version") or "")
     toggles = read_server_info(info, None, version=version)
     facts: dict[str, Any] = {"toggles": {name: cut(value) for name, value in toggles.items() if value is not None}}
-    facts["kind"] = "cpu" if "rltop_engine" in info else "sglang"
+    facts["kind"] = _kind(info)
     facts["version"] = cut(info.get("version") or "")
     for name in ("model_path", "weight_version"):
         if isinstance(info.get(name), str):
@@ -233,3 +233,9 @@ async def engine_http(url: str, action: str) -> str:
                 return "it writes a profile of its next steps where SGLANG_TORCH_PROFILER_DIR says"
             case _:
                 raise RltopError(f"{action!r} can not be asked of an engine", where=url)
+
+
+def _kind(info: Mapping[str, Any]) -> str:
+    """What answers: SGLang, or one of rltop's stand-ins, which say so."""
+    marker = str(info.get("rltop_engine") or "")
+    return "sglang" if not marker else "null" if "null engine" in marker else "cpu"

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 SEEN_S = 5.0
 """`seen` moves in such steps: an engine that idles is not told anew at every question."""
+RESERVED = "RESERVED"
+"""Shown in place of the state of an engine on trial, whatever it is: nobody but whoever tries may use it."""
 _ASKED = ("probe", "progress", "trainer")
 """Signals that come of being asked: nobody asks an engine that does not answer."""
 
@@ -31,7 +33,8 @@ def engine_cell(engine: Engine) -> dict[str, Any]:
         "owner": "rltop",
         "kind": declared.kind,
         "url": engine.url or None,
-        "state": slot.state.value,
+        "state": RESERVED if slot.reserved and slot.state is not State.LOST else slot.state.value,
+        "reserved": record.trial.name if record.trial is not None else "",
         "since": slot.since + offset,
         "deadline": None if slot.deadline is None else slot.deadline + offset,
         # Why an engine is well is no news after a while, and names the weights of then.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rltop.engines import chores
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.crash import Stage
-from rltop.engines.launcher import Launcher, LaunchSpec, LostNode, Remains
+from rltop.engines.launcher import STAND_INS, Launcher, LaunchSpec, LostNode, Remains
 from rltop.engines.requests import Required
 from rltop.engines.scrape import EngineStats
 from rltop.engines.states import (
@@ -53,7 +53,7 @@ def begin(engine: Engine, launcher: Launcher) -> None:
             engine.board.begin("inspect", here, work)
         case State.STALE if client:
             _probe(engine, client)  # a weight update may wait for this one too
-            if not engine.house.updating() and engine.is_due("sync"):
+            if not engine.weights_move() and engine.is_due("sync"):
                 engine.board.begin("sync", here, _sync(engine, client))
         case State.HEALTHY | State.SUSPECT if client:
             _probe(engine, client)
@@ -78,7 +78,7 @@ def _sync(engine: Engine, client: AsyncEngineClient) -> Coroutine[Any, Any, Any]
         declared.model_path,
         emptied=engine.record.emptied,
         # Asked of an engine that serves real traffic only where there is something to compare it with: 4.6 s.
-        always_digest=declared.kind == "cpu",
+        always_digest=declared.kind in STAND_INS,
     )
 
 
@@ -97,15 +97,15 @@ async def _look(
 
 def _to_hold(engine: Engine) -> Required | None:
     """The weights that its label is judged by now; None: it does not serve, or weights are moving."""
-    return engine.house.required() if engine.slot.serves() and not engine.house.updating() else None
+    return engine.house.required() if engine.slot.serves() and not engine.weights_move() else None
 
 
 def _ask_digest(engine: Engine, client: AsyncEngineClient) -> None:
     """Once per version from the stand-in; once per generation from SGLang, which takes seconds for the first."""
     watch, stats = engine.watch, engine.watch.stats
-    due = not watch.weight_digest and (engine.record.declared.kind == "cpu" or not watch.asked_digest)
+    due = not watch.weight_digest and (engine.record.declared.kind in STAND_INS or not watch.asked_digest)
     idle = stats is not None and not (stats.paused or stats.running or stats.queued)
-    if due and idle and not engine.house.updating() and engine.is_due("digest"):
+    if due and idle and not engine.weights_move() and engine.is_due("digest"):
         engine.not_before["digest"] = engine.house.clock() + DIGEST_S
         watch.asked_digest = True
         engine.board.begin("digest", SERVING, chores.digest(client))
@@ -142,7 +142,7 @@ def _finished(engine: Engine, name: str, result: Any) -> None:
             event, held, digest = result
             engine.watch.holds(held, digest)
             engine.not_before["sync"] = now + (0.0 if isinstance(event, Synced) else AGAIN_S)
-            if isinstance(event, Synced) and engine.house.updating():
+            if isinstance(event, Synced) and engine.weights_move():
                 return
             if isinstance(event, Synced) and engine.record.emptied:
                 engine.record = engine.record.changed(emptied=False)

@@ -43,6 +43,7 @@ from rltop.engines.rolling import Next, Stage
 from rltop.engines.slots import SlotStore, declared_config, new_record
 from rltop.engines.states import LIVE, SERVING, FleetPolicy, State
 from rltop.engines.supervisor import Engine
+from rltop.engines.trials import Trials
 from rltop.errors import RltopError
 from rltop.evidence.known import shipped
 
@@ -127,6 +128,8 @@ class Fleet:
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._operations: dict[asyncio.Task[Any], tuple[str, ...]] = {}
+        self.trials = Trials(self._engines, self._operations)
+        """Engines out of the rotation, for whoever tries something on them."""
         self._stopping: asyncio.Task[str] | None = None
         self._running = False
         records, self._problems = self._store.read_all()

@@ -21,12 +21,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import httpx
 
 from rltop.engines import ports, processes
-from rltop.engines.launcher import marks, server_argv
+from rltop.engines.launcher import STAND_INS, Kind, marks, server_argv
 from rltop.engines.processes import Ident
 from rltop.errors import RltopError
 
@@ -45,7 +44,7 @@ KILL_WAIT_S = 5.0
 class EngineSpec:
     """What to start."""
 
-    kind: Literal["cpu", "sglang"]
+    kind: Kind
     model_path: Path
     directory: Path
     """Receives `stdout.log` and, for the CPU engine, `port`. By convention `<run>/engines/<id>/<generation>`."""
@@ -172,7 +171,7 @@ def launch_engine(
 
 
 def _command(spec: EngineSpec, port: int, port_file: Path) -> list[str]:
-    own = ["--parent-pid", str(os.getpid())] if spec.kind == "cpu" and spec.die_with_parent else []
+    own = ["--parent-pid", str(os.getpid())] if spec.kind in STAND_INS and spec.die_with_parent else []
     server = server_argv(
         spec.kind,
         str(spec.python),
@@ -197,7 +196,7 @@ deadlock. The kernel sends the signal when the *thread* that launched ends: laun
 
 def _reserve(spec: EngineSpec) -> int:
     """Fail early on a taken port, which SGLang would only notice after loading the model; pick one for SGLang if 0."""
-    if spec.port == 0 and spec.kind == "cpu":
+    if spec.port == 0 and spec.kind in STAND_INS:
         return 0
     with contextlib.closing(ports.bind(spec.host, spec.port)) as probe:
         chosen: int = probe.getsockname()[1]

@@ -34,6 +34,12 @@ RECORD = "record.json"
 PORT = "port"
 
 
+Kind = Literal["cpu", "null", "sglang"]
+"""What is started: the CPU engine, the null engine (both rltop's stand-ins), or SGLang."""
+STAND_INS: frozenset[str] = frozenset({"cpu", "null"})
+"""They bind a free port themselves, die with `--parent-pid`, and are cheap to ask for a checksum."""
+
+
 class LostNode(RltopError):
     """The machine of an engine is gone (Ray: its node is dead). A new placement may be tried."""
 
@@ -52,7 +58,7 @@ class LaunchSpec:
     run: str
     engine_id: str
     generation: int
-    kind: Literal["cpu", "sglang"]
+    kind: Kind
     model_path: str
     directory: str
     """`<run_dir>/engines/<id>/<generation>` on the engine's host; receives `stdout.log`, `record.json` and `port`."""
@@ -64,7 +70,7 @@ class LaunchSpec:
     host: str = "127.0.0.1"
     """Address to bind. In a Ray bundle the default becomes the node's own address."""
     port: int = 0
-    """0: the CPU engine binds a free one itself; for SGLang one is chosen and kept free before the start."""
+    """0: a stand-in binds a free one itself; for SGLang one is chosen and kept free before the start."""
     args: tuple[str, ...] = ()
     """The server's argv without `--model-path`, `--host`, `--port` and `--enable-metrics`."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -167,11 +173,12 @@ def marks(marker: str, directory: str | Path) -> dict[str, str]:
     return {MARKER: marker, DIRECTORY: os.path.realpath(directory)}
 
 
-def server_argv(kind: Literal["cpu", "sglang"], python: str, args: Sequence[str], port_file: Path) -> list[str]:
-    """The command of a server. Metrics are always on; the CPU engine also writes the port that it found."""
+def server_argv(kind: Kind, python: str, args: Sequence[str], port_file: Path) -> list[str]:
+    """The command of a server. Metrics are always on; a stand-in also writes the port that it found."""
     match kind:
-        case "cpu":
-            return [python, "-m", "rltop.train.cpu_engine", "--enable-metrics", "--port-file", str(port_file), *args]
+        case "cpu" | "null":
+            module = f"rltop.train.{kind}_engine"
+            return [python, "-m", module, "--enable-metrics", "--port-file", str(port_file), *args]
         case "sglang":
             return [python, "-m", "sglang.launch_server", "--enable-metrics", *args]
 

@@ -143,11 +143,11 @@ def toward(slot: Slot, goal: Goal, now: float, *, updating: bool) -> Event | Non
         return None if ended else Stop(goal.cause, drain)
     match state:
         case State.STOPPED:
-            return Start(person=outdated, cause=goal.cause)
+            return Start(person=outdated, cause=goal.cause, reserved=goal.reserved)
         case State.BACKOFF if outdated or (slot.deadline is not None and now >= slot.deadline):
-            return Start(person=outdated, cause=goal.cause if outdated else "")
+            return Start(person=outdated, cause=goal.cause if outdated else "", reserved=goal.reserved)
         case State.CRASHED | State.QUARANTINED if outdated and slot.clean:
-            return Start(person=True, cause=goal.cause)
+            return Start(person=True, cause=goal.cause, reserved=goal.reserved)
         case State.LOST if outdated:
             return GiveUp(goal.cause)
         case State.DRAINING if not outdated:
@@ -219,6 +219,7 @@ def _start(slot: Slot, event: Start, now: float, person: bool, cause: str) -> Ou
     begun = replace(
         slot,
         generation=slot.generation + 1,
+        reserved=event.reserved,
         rollouts=0,
         failing=None,
         restarts=slot.restarts + automatic,
@@ -319,6 +320,8 @@ def _crash(slot: Slot, fingerprint: str, cause: str, now: float) -> Outcome:
 def _after_crash(slot: Slot, crash: Crash, now: float) -> Outcome:
     """What follows once a crashed engine is cleared away: backoff, quarantine, or a person."""
     policy = slot.policy
+    if slot.reserved:  # of a trial: whoever asked for it decides what comes next
+        return _to(replace(slot, failing=None), State.CRASHED, now, slot.cause), ()
     crashes = (*slot.crashes, crash)[-max(16, policy.flap_crashes) :]
     slot = replace(slot, crashes=crashes, failing=None)
     if why := _flapping(crashes, policy):

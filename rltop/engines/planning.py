@@ -12,6 +12,7 @@ from typing import Any
 from rltop.engines.cautions import nobody_serves, unlike
 from rltop.engines.chores import model_config
 from rltop.engines.flags import parse
+from rltop.engines.launcher import STAND_INS
 from rltop.engines.requests import (
     ID,
     VERSION,
@@ -154,7 +155,7 @@ def problem_of(slot: EngineSlot) -> Refused | None:
         do = "leave --api-key and --admin-api-key out; bind it to an address that only this cluster reaches"
         return Refused(code="refused-by-rules", why=why, do=do)
     judgement = judge(slot.args, slot.env, version=VERSION, model=model_config(slot.model_path))
-    if slot.kind == "cpu" and not judgement.accepted:
+    if slot.kind in STAND_INS and not judgement.accepted:
         why = f"engine {slot.id} would not start: {judgement.errors[0]}"
         return Refused(code="refused-by-rules", why=why, do="correct its arguments")
     return None

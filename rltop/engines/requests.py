@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from rltop.engines.launcher import Kind
+
 VERSION = "0.5.23"
 """Whose arguments are assumed until an engine has said its version."""
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -50,7 +52,7 @@ class EngineSlot:
     """One engine as its owner declares it; the fields are those of `LaunchSpec`."""
 
     id: str
-    kind: Literal["cpu", "sglang"] = "cpu"
+    kind: Kind = "cpu"
     model_path: str = ""
     python: str = ""
     """Interpreter with the server installed; empty: the launcher's own."""

@@ -28,7 +28,7 @@ import msgspec
 
 from rltop.engines.launcher import RECORD, Launched, LaunchSpec
 from rltop.engines.processes import locked
-from rltop.engines.requests import ID, Config, EngineSlot
+from rltop.engines.requests import ID, Config, EngineSlot, Required
 from rltop.engines.states import Crash, FleetPolicy, Goal, Slot, State
 from rltop.engines.toggle_table import CORE_DUMP, CORE_DUMP_ENVIRONMENT, CORE_DUMP_FILE, is_on
 from rltop.errors import RltopError
@@ -46,6 +46,17 @@ class Pause(msgspec.Struct, frozen=True):
     who: str
     since: float
     """On the wall clock."""
+
+
+class OnTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The slot is out of the rotation: its engines are for trials (`rltop.engines.trials`)."""
+
+    name: str
+    """Of whoever tries: `bisection 3`."""
+    weights: Required
+    """That an engine on trial has to hold, whatever the run requires by now."""
+    base: Config
+    """What it goes back to."""
 
 
 class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +98,10 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     ab_base: Config | None = None
     """What `AbEnd` puts back (arm B)."""
     ab_changes: Mapping[str, str] = {}
+    trial: OnTrial | None = None
+    """Of the goal; None: its next engine serves like the others."""
+    reserved: bool = False
+    """The newest generation is for trials."""
 
     def spec(self, run: str, run_dir: Path, generation: int) -> LaunchSpec:
         """What the launcher is asked for, or was."""
@@ -123,6 +138,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
             crashes=slot.crashes,
             restarts=slot.restarts,
             rollouts=slot.rollouts,
+            reserved=slot.reserved,
         )
 
     def launched(self, generation: int) -> SlotRecord:
@@ -177,8 +193,9 @@ def remembered(record: SlotRecord, policy: FleetPolicy, now: float) -> Slot:
         crashes=crashes,
         restarts=record.restarts,
         rollouts=record.rollouts,
+        reserved=record.reserved,
     )
-    if record.state is State.CRASHED and record.process is None and record.crashes:
+    if record.state is State.CRASHED and record.process is None and (record.crashes or record.reserved):
         return replace(slot, state=State.CRASHED, cause=record.cause)
     if record.state is State.QUARANTINED or (record.state is State.BACKOFF and record.goal.run):
         deadline = now + policy.backoff_s if record.state is State.BACKOFF else None

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rltop.engines import keeper, ports, processes
-from rltop.engines.launcher import DIRECTORY, LOG, MARKER, PORT, RECORD, LaunchSpec, marks, server_argv
+from rltop.engines.launcher import DIRECTORY, LOG, MARKER, PORT, RECORD, STAND_INS, LaunchSpec, marks, server_argv
 from rltop.engines.processes import Ident
 from rltop.errors import RltopError
 
@@ -181,7 +181,7 @@ def _port(spec: LaunchSpec, bind: str) -> socket.socket | None:
     """The port, kept: a taken one is known now and not after minutes of loading. None: the engine finds its own."""
     if spec.port:
         return ports.bind(bind, spec.port)
-    return None if spec.kind == "cpu" else ports.reserve(bind)
+    return None if spec.kind in STAND_INS else ports.reserve(bind)
 
 
 def _prepare(directory: Path, lock: Path) -> Any:

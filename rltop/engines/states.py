@@ -143,9 +143,13 @@ class Slot:
     escalated: bool = False
     """The deadline of this state has passed and was acted on."""
 
+    reserved: bool = False
+    """This generation is for trials (`trials.py`): it never enters the rotation, and a crash of it is not followed by a
+    restart."""
+
     def serves(self) -> bool:
         """In the rotation."""
-        return self.state in SERVING
+        return self.state in SERVING and not self.reserved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +162,8 @@ class Goal:
     drain: bool = True
     cause: str = ""
     """What is said while a slot moves towards it."""
+    reserved: bool = False
+    """Whoever is started next is for trials."""
 
 
 # ---------------------------------------------------------------------- events
@@ -169,6 +175,7 @@ class Start:
 
     person: bool = False
     cause: str = ""
+    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rltop.engines import chores, duties
 from rltop.engines.adoption import adopt
-from rltop.engines.cell import engine_cell
+from rltop.engines.cell import RESERVED, engine_cell
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.house import House
 from rltop.engines.launcher import Launched, Launcher, LaunchSpec
@@ -193,9 +193,13 @@ class Engine:
 
     def updating(self) -> bool:
         """A weight update is going on that the end of this engine would disturb: not one that hangs on it."""
-        if self.force or not self.house.updating():
+        if self.force or not self.weights_move():
             return False
         return not (self.slot.state in LIVE and self.watch.health.mute(self.house.clock()))
+
+    def weights_move(self) -> bool:
+        """A weight update is going on; one that is on trial has no part in it."""
+        return self.house.updating() and not self.slot.reserved
 
     def not_synced(self, why: str) -> None:
         """The trainer says that it did not take the newest weights."""
@@ -213,6 +217,8 @@ class Engine:
 
     def required(self) -> Required:
         """The weights it must hold, with the trainer's digest where it gave one."""
+        if self.slot.reserved and self.record.trial is not None:
+            return self.record.trial.weights
         wanted = self.house.required()
         version, digest = self._pushed
         return replace(wanted, digest=digest) if digest and not wanted.digest and version == wanted.version else wanted
@@ -329,10 +335,15 @@ class Engine:
         slot = self.slot
         self.marks.append((slot.state, slot.since))
         self.marks = self.marks[-64:]
-        text = f"engine {self.id}: {before} -> {slot.state}" + (f": {slot.cause}" if slot.cause else "")
-        level = "error" if alarm else _LEVEL.get(slot.state, "info")
-        self.house.tell(level, text, self.id, before.value, slot.state.value)
-        if before in SERVING and slot.state not in SERVING:
+        if slot.reserved and slot.state is not State.LAUNCHING:
+            # A crash of a trial is no alarm: whoever tries waits for it.
+            self.house.tell("debug", f"engine {self.id}: on trial: {slot.state}: {slot.cause}", self.id, "", "")
+        else:
+            shown = RESERVED if slot.reserved else slot.state.value
+            text = f"engine {self.id}: {before} -> {shown}" + (f": {slot.cause}" if slot.cause else "")
+            level = "error" if alarm else _LEVEL.get(slot.state, "info")
+            self.house.tell(level, text, self.id, before.value, shown)
+        if before in SERVING and slot.state not in SERVING and not slot.reserved:
             self.house.left(self.id, slot.state is State.CRASHED or slot.failing is not None)
         if slot.state is State.HEALTHY and before not in SERVING:
             self.watch.health.proved()
@@ -380,7 +391,7 @@ class Engine:
             self.write(self.record.changed(paused=None))
             pause = None
         self.watch.health.held = f"paused by {pause.who}" if pause else ""
-        event = self.watch.judge(state, updating=self.house.updating(), now=now)
+        event = self.watch.judge(state, updating=self.weights_move(), now=now)
         if isinstance(event, Hang) and self.slot.policy.on_hang == "alarm":
             event = Hang(f"{event.cause}; rltop engine restart --engine {self.id} ends it and starts it anew")
         if event is not None:

@@ -10,13 +10,12 @@ nothing more.
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 from rltop.checks.known import KnownCrash
 from rltop.engines import chores
 from rltop.engines.crash import Crash, Stage
 from rltop.engines.health import STAND_IN, EngineHealth, HealthLimits, Phase
-from rltop.engines.launcher import Launched, Launcher, Look, LostNode
+from rltop.engines.launcher import STAND_INS, Kind, Launched, Launcher, Look, LostNode
 from rltop.engines.log import EngineLog
 from rltop.engines.requests import Required
 from rltop.engines.scrape import EngineStats
@@ -56,10 +55,10 @@ _STAGES = {Stage.CAPTURING: State.CAPTURING, Stage.WARMING: State.WARMING, Stage
 class Watch:
     """One generation under observation."""
 
-    def __init__(self, kind: Literal["cpu", "sglang"], known: tuple[KnownCrash, ...] = ()) -> None:
+    def __init__(self, kind: Kind, known: tuple[KnownCrash, ...] = ()) -> None:
         self.log = EngineLog(known=known)
         self.log_head = b""
-        self.health = EngineHealth(STAND_IN if kind == "cpu" else HealthLimits())
+        self.health = EngineHealth(STAND_IN if kind in STAND_INS else HealthLimits())
         self.seen: float | None = None
         """When its routes last answered."""
         self.look: Look | None = None

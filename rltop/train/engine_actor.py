@@ -47,7 +47,7 @@ class EngineActor:
         return EngineFacts(
             id=spec.engine_id,
             url=process.url,
-            kind=spec.kind,
+            kind="sglang" if spec.kind == "sglang" else "cpu",
             pid=process.pid,
             host=socket.gethostname(),
             version=str(server.get("version", "")),

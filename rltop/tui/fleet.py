@@ -14,6 +14,7 @@ from rltop.tui.lenient import as_int, as_list, as_map, as_number, as_text
 from rltop.tui.picture import State, under
 
 _UNWELL = ("CRASHED", "LOST", "QUARANTINED", "BACKOFF", "SUSPECT")
+_STAND_INS = ("CPU engine", "null engine")
 _ON_THE_WAY = (
     "DRAINING",
     "STOPPING",
@@ -23,6 +24,7 @@ _ON_THE_WAY = (
     "CAPTURING",
     "WARMING",
     "OFFLOADED",
+    "RESERVED",
     "STALE",
     "STOPPED",
 )
@@ -54,7 +56,7 @@ class EngineView(Struct, frozen=True):
 
     id: str
     kind: str
-    """`SGLang`, `CPU engine` (a stand-in) or what the run calls it."""
+    """`SGLang`, `CPU engine` or `null engine` (stand-ins) or what the run calls it."""
     state: str
     generation: int | None
     weights: str
@@ -119,6 +121,11 @@ class EngineView(Struct, frozen=True):
         if self.word in _ON_THE_WAY:
             return 1
         return 2 if self.old or self.error or self.paused else 3
+
+    @property
+    def stand_in(self) -> bool:
+        """One of rltop's own engines, not SGLang."""
+        return self.kind in _STAND_INS
 
     @property
     def owned(self) -> bool:
@@ -190,7 +197,7 @@ def _engine(key: str, value: Mapping[str, Any], required: str) -> EngineView:
     state, ours = as_text(value.get("state")).upper(), value.get("owner") == "rltop"
     return EngineView(
         id=as_text(value.get("id")) or key,
-        kind={"cpu": "CPU engine", "sglang": "SGLang"}.get(kind, kind),
+        kind={"cpu": "CPU engine", "null": "null engine", "sglang": "SGLang"}.get(kind, kind),
         state=state,
         generation=as_int(value.get("generation")),
         weights=weights,

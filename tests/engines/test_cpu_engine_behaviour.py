@@ -325,7 +325,7 @@ async def test_released_weights_are_gone_until_the_next_update(model_path: Path)
 
 async def test_a_failure_in_the_loop_ends_the_engine_with_its_cause(engine: Engine) -> None:
     client = connect(engine)
-    engine.scheduler.live.packed = None  # type: ignore[assignment]  # planted
+    engine.scheduler.live.packed = None  # type: ignore[attr-defined]  # planted in the CPU engine's weights
     answer = (await client.generate({"text": "x", "sampling_params": GREEDY}))[0]
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"
     assert "AttributeError" in engine.scheduler.fatal

@@ -15,7 +15,8 @@ import torch
 from rltop.engines.client import AsyncEngineClient
 from rltop.train.cpu_engine.checkpoint import read_config
 from rltop.train.cpu_engine.model import Qwen3, Slab, pack_weights
-from rltop.train.cpu_engine.sampling import SamplingParams, draw, stream_of, uniforms
+from rltop.train.cpu_engine.params import SamplingParams, stream_of
+from rltop.train.cpu_engine.sampling import draw, uniforms
 from rltop.train.tiny_model import TinyModelConfig, initial_weights, make_tiny_model
 from tests.engines.conftest import connect, running
 from tests.engines.contract import MODEL, PROMPT

@@ -12,8 +12,8 @@ import pytest
 
 from rltop.engines.crash import Crash
 from rltop.engines.log import EngineLog
-from rltop.train.cpu_engine.__main__ import logging_to
 from rltop.train.cpu_engine.args import parse_args
+from rltop.train.cpu_engine.entry import logging_to
 from rltop.train.cpu_engine.faults import VARIABLE
 from rltop.train.cpu_engine.start import build
 from tests.engines.conftest import connect

@@ -1,103 +1,33 @@
-"""Process of the CPU engine: `python -m rltop.train.cpu_engine`.
-
-What it cannot start with (an argument, a checkpoint, a port) is one message and exit status 2, or 1 for a combination
-of arguments that SGLang refuses. How it ends otherwise: `process`.
-"""
+"""Process of the CPU engine: `python -m rltop.train.cpu_engine`."""
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import TextIO
+from collections.abc import Sequence
 
-from rltop.engines.ports import bind
-from rltop.errors import RltopError
 from rltop.train.cpu_engine import MARKER
-from rltop.train.cpu_engine.args import parse_args
-from rltop.train.cpu_engine.faults import INJECTED
+from rltop.train.cpu_engine.entry import Build, exit_at_once, run_engine
+
+TOLD = (
+    "its forward pass runs on the CPU, its HTTP API, arguments and log lines are those of SGLang {version}; "
+    "CUDA graphs, speculative decoding and all-to-all backends are only imitated"
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the engine until a signal. Returns the exit status."""
-    try:
-        args = parse_args(argv)
-    except RltopError as error:
-        return _told(error)
+    return run_engine(argv, marker=MARKER, told=TOLD, build=_build)
+
+
+def _build() -> Build:
     # Imported only now: a refused argument must not wait for torch.
     import torch
 
-    from rltop.train.cpu_engine.process import Tree, serve
-    from rltop.train.cpu_engine.start import build, with_port
+    from rltop.train.cpu_engine.start import build
 
-    logger = logging.getLogger("rltop.cpu_engine")
     torch.set_num_threads(1)
-    tree = Tree(os.environ)
-    try:
-        with (
-            closing(bind(args.host, args.port)) as listener,
-            logging_to(sys.stdout, args.log_level),
-            closing(tree),
-        ):
-            args = with_port(args, listener.getsockname()[1])
-            tree.start()
-            logger.info(
-                "%s: its forward pass runs on the CPU, its HTTP API, arguments and log lines are those of SGLang %s; "
-                "CUDA graphs, speculative decoding and all-to-all backends are only imitated",
-                MARKER,
-                args.sglang_version,
-            )
-            for remark in args.remarks:
-                logger.warning("%s", remark)
-            for fault in args.faults:
-                logger.warning("%s: armed: %s", INJECTED, fault)
-            logger.info("%s", args.log_form())
-            return serve(build(args, os.environ, tree), listener, tree)
-    except RltopError as error:
-        return _told(error)
-
-
-def _told(error: RltopError) -> int:
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return error.exit_code
-
-
-@contextmanager
-def logging_to(stream: TextIO, level: str) -> Iterator[None]:
-    """SGLang's prefix on every line, uvicorn's included."""
-    import uvicorn.logging
-
-    date = "%Y-%m-%d %H:%M:%S"
-    access = '[%(asctime)s] %(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s'
-    formatters: dict[str, logging.Formatter] = {
-        "rltop.cpu_engine": logging.Formatter("[%(asctime)s] %(message)s", date),
-        "uvicorn.error": uvicorn.logging.DefaultFormatter(
-            "[%(asctime)s] %(levelprefix)s %(message)s", date, "%", False
-        ),
-        "uvicorn.access": uvicorn.logging.AccessFormatter(access, date, "%", False),
-    }
-    handlers = []
-    for name, formatter in formatters.items():
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(formatter)
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level.upper())
-        logger.propagate = False
-        handlers.append((logger, handler))
-    try:
-        yield
-    finally:
-        for logger, handler in handlers:
-            logger.removeHandler(handler)
-            logger.propagate = True
+    return build
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Everything is closed by now; taking torch's modules apart would need most of a second.
-    os._exit(status)
+    exit_at_once(main(sys.argv[1:]))

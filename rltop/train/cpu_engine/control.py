@@ -13,15 +13,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from rltop.engines.weights import deserialize
 from rltop.errors import RltopError
-from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.answers import BadRequest, error_answer, error_object, json_answer, read_body
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.faults import INJECTED
-from rltop.train.cpu_engine.profile import Profile
 from rltop.train.cpu_engine.stats import LOGGER
 
+NO_TENSORS = "Failed to update weights: this engine has none; it takes a version, and the folder that it is in"
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
 
 
@@ -127,6 +125,10 @@ async def update_from_tensor(engine: Engine, request: Request) -> Response:
         raise BadRequest("serialized_named_tensors: a list with one base64 string, this engine has one rank")
     if body.get("load_format") is not None:
         raise BadRequest(f"load_format: the CPU engine knows only null, got {body['load_format']!r}")
+    if not engine.takes_tensors:
+        return json_answer({"success": False, "message": NO_TENSORS}, HTTPStatus.BAD_REQUEST)
+    from rltop.engines.weights import deserialize  # torch: only where there are tensors
+
     try:
         named = deserialize(payloads[0])
     except RltopError as error:
@@ -189,6 +191,10 @@ async def start_profile(engine: Engine, request: Request) -> Response:
         raise BadRequest(f"num_steps: Input should be a positive integer, got {steps!r}")
     directory = Path(str(body.get("output_dir") or os.environ.get("SGLANG_TORCH_PROFILER_DIR") or "/tmp"))
 
+    if not engine.takes_tensors:
+        return error_answer(HTTPStatus.BAD_REQUEST, "this engine computes nothing: there is nothing to profile")
+    from rltop.train.cpu_engine.profile import Profile  # torch
+
     def start() -> str:
         if engine.scheduler.profile is not None:
             return "Profiling is already in progress. Call /stop_profile first."
@@ -242,7 +248,7 @@ async def faults(engine: Engine, request: Request) -> Response:
             answer["armed"] = engine.injection.arm(on)
     except RltopError as error:
         raise BadRequest(str(error)) from error
-    return json_answer({"rltop_engine": MARKER, **answer, "faults": engine.injection.report()})
+    return json_answer({"rltop_engine": engine.marker, **answer, "faults": engine.injection.report()})
 
 
 def _tags(body: dict[str, Any]) -> set[str]:

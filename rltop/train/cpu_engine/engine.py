@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from starlette.exceptions import HTTPException
 
+from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.args import EngineArgs
 from rltop.train.cpu_engine.generate import RequestReader
 from rltop.train.cpu_engine.injection import Injection, SchedulerDied, signature
-from rltop.train.cpu_engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from rltop.train.cpu_engine.loop import Loop
 
 HEALTH_TIMEOUT_S = 20.0
 """SGLang's SGLANG_HEALTH_CHECK_TIMEOUT: how long `/health` waits for one token before it answers 503."""
@@ -28,7 +31,7 @@ class Engine:
     """What the handlers share."""
 
     args: EngineArgs
-    scheduler: Scheduler
+    scheduler: Loop
     reader: RequestReader
     model_info: dict[str, Any]
     startup_s: float
@@ -43,6 +46,10 @@ class Engine:
     warm_up_s: float = 0.0
     """Longer between listening and being ready, an injected fault."""
     health_timeout_s: float = HEALTH_TIMEOUT_S
+    marker: str = MARKER
+    """What it calls itself, so that nobody takes it for SGLang."""
+    takes_tensors: bool = True
+    """It has weights (the null engine has none)."""
 
     @property
     def injection(self) -> Injection:

@@ -8,14 +8,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rltop.train.cpu_engine.params import parse_sampling_params, stream_of
 from rltop.train.cpu_engine.request import LogprobWishes, Sample
-from rltop.train.cpu_engine.sampling import parse_sampling_params, stream_of
-from rltop.train.cpu_engine.scheduler import Scheduler
-from rltop.train.cpu_engine.text import Text
+
+if TYPE_CHECKING:
+    from rltop.train.cpu_engine.loop import Codec, Loop
 
 Answer = dict[str, Any]
 
@@ -57,7 +58,7 @@ class RequestReader:
 
     __slots__ = ("_context_length", "_counter", "_seed", "_text", "_vocab_size")
 
-    def __init__(self, text: Text, *, context_length: int, vocab_size: int, seed: int) -> None:
+    def __init__(self, text: Codec, *, context_length: int, vocab_size: int, seed: int) -> None:
         self._text, self._context_length, self._vocab_size, self._seed = text, context_length, vocab_size, seed
         self._counter: Iterator[int] = itertools.count()
 
@@ -166,7 +167,7 @@ def _per_prompt(value: Any, size: int, name: str, listed: bool) -> list[Any] | N
     return [value] * size
 
 
-async def collect(reader: RequestReader, scheduler: Scheduler, body: Any) -> list[Answer] | Answer:
+async def collect(reader: RequestReader, scheduler: Loop, body: Any) -> list[Answer] | Answer:
     """Run a request without streaming. Raises `ValueError` for a bad one."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[list[Answer]] = loop.create_future()
@@ -190,7 +191,7 @@ async def collect(reader: RequestReader, scheduler: Scheduler, body: Any) -> lis
     return results if generation.batched else results[0]
 
 
-async def stream(reader: RequestReader, scheduler: Scheduler, body: Any) -> AsyncIterator[bytes]:
+async def stream(reader: RequestReader, scheduler: Loop, body: Any) -> AsyncIterator[bytes]:
     """Server-sent events, each with the answer so far, then `[DONE]`. The body must have been checked before."""
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[tuple[int, Answer]] = asyncio.Queue()

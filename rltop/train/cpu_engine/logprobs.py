@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rltop.train.cpu_engine.loop import Codec
 from rltop.train.cpu_engine.request import Logprob, Sample
 from rltop.train.cpu_engine.sampling import Draw
-from rltop.train.cpu_engine.text import Text
 
 
-def note_prompt(sample: Sample, logits: Tensor, text: Text) -> None:
+def note_prompt(sample: Sample, logits: Tensor, text: Codec) -> None:
     """Of the prompt from `wishes.start` on, of the unscaled distribution. The first is null: nothing predicts it.
 
     logits: `[prompt, vocab]`, every position.
@@ -27,7 +27,7 @@ def note_prompt(sample: Sample, logits: Tensor, text: Text) -> None:
         sample.input_top = [None, *(_top(sample, row, text) for row in distribution)]
 
 
-def note_token(sample: Sample, drawn: Draw, row: int, text: Text) -> None:
+def note_token(sample: Sample, drawn: Draw, row: int, text: Codec) -> None:
     """Of the token that was just drawn, of the temperature-scaled distribution."""
     if not sample.wishes.output:
         return
@@ -36,10 +36,10 @@ def note_token(sample: Sample, drawn: Draw, row: int, text: Text) -> None:
         sample.output_top.append(_top(sample, drawn.distribution[row], text))
 
 
-def _top(sample: Sample, distribution: Tensor, text: Text) -> list[Logprob]:
+def _top(sample: Sample, distribution: Tensor, text: Codec) -> list[Logprob]:
     values, tokens = distribution.topk(min(sample.wishes.top, distribution.shape[0]))
     return [_triple(sample, value, token, text) for value, token in zip(values.tolist(), tokens.tolist(), strict=True)]
 
 
-def _triple(sample: Sample, logprob: float | None, token: int, text: Text) -> Logprob:
+def _triple(sample: Sample, logprob: float | None, token: int, text: Codec) -> Logprob:
     return logprob, token, text.decode([token], skip_special_tokens=False) if sample.wishes.text else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rltop.train.cpu_engine.effects import Drafter
-from rltop.train.cpu_engine.model import Slab
-from rltop.train.cpu_engine.sampling import SamplingParams
-from rltop.train.cpu_engine.text import Text
+from rltop.train.cpu_engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from rltop.train.cpu_engine.loop import Codec
+    from rltop.train.cpu_engine.model import Slab
 
 Logprob = tuple[float | None, int, str | None]
 """SGLang's triple: natural log-probability (null for the first prompt token), token id, text (null unless wanted)."""
@@ -72,7 +74,7 @@ class Sample:
 class Endings:
     """When a sample is over, in SGLang's order: length, then end tokens, then stop strings."""
 
-    text: Text
+    text: Codec
     eos_token_ids: frozenset[int]
     modern: bool = True
     """Answers have the fields that SGLang added after 0.5.14."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,15 +26,13 @@ from rltop.train.cpu_engine.effects import Drafter, Effects
 from rltop.train.cpu_engine.injection import Injection, Phase, SchedulerDied
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.logprobs import note_prompt, note_token
+from rltop.train.cpu_engine.loop import ABORTED, PauseMode
 from rltop.train.cpu_engine.model import Qwen3, Slab, slab_length
 from rltop.train.cpu_engine.profile import Profile
 from rltop.train.cpu_engine.prompts import Prompts
 from rltop.train.cpu_engine.request import Endings, Sample, answer
 from rltop.train.cpu_engine.sampling import draw
 from rltop.train.cpu_engine.stats import LOGGER, Stats, decode_line, prefill_line
-
-PauseMode = Literal["abort", "in_place", "retract"]
-ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rltop
-from rltop.train.cpu_engine import MARKER, control
+from rltop.train.cpu_engine import control
 from rltop.train.cpu_engine.answers import BadRequest, error_answer, error_object, json_answer, read_body, unknown_path
 from rltop.train.cpu_engine.args import EngineArgs
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.generate import WrongType, collect, stream
+from rltop.train.cpu_engine.params import SamplingParams, UnknownParameter
 from rltop.train.cpu_engine.request import LogprobWishes, Sample
-from rltop.train.cpu_engine.sampling import SamplingParams, UnknownParameter
 from rltop.train.cpu_engine.stats import LOGGER, load_report, metrics_text
 
 T = TypeVar("T")
@@ -198,7 +198,7 @@ async def model_info(engine: Engine, request: Request) -> Response:
     answer = engine.model_info | now
     if not engine.args.modern:
         answer = {name: value for name, value in answer.items() if name not in _MODEL_INFO_LATER}
-    return json_answer(answer | {"rltop_engine": MARKER})
+    return json_answer(answer | {"rltop_engine": engine.marker})
 
 
 _MODEL_INFO_LATER = (
@@ -212,7 +212,7 @@ async def server_info(engine: Engine, request: Request) -> Response:
     await engine.do(lambda: None)
     stats, args = engine.scheduler.stats, engine.args
     answer = dict(args.sglang) | {
-        "rltop_engine": MARKER,
+        "rltop_engine": engine.marker,
         "sglang_version": args.sglang_version,
         "status": "ready" if engine.ready else "starting",
         "max_total_num_tokens": stats.max_total_num_tokens,

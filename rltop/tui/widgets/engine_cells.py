@@ -73,7 +73,7 @@ def kind_cell(view: EngineView, frame: Frame, width: int) -> Span:
     """What it is; `other`: somebody else's, rltop only watches it."""
     kind = frame.safe(view.kind) or "-"
     if view.owner == "other":
-        kind = f"{kind} (other)" if len(kind) + 8 <= width else "other CPU" if view.kind == "CPU engine" else "other"
+        kind = f"{kind} (other)" if len(kind) + 8 <= width else f"other {kind.split()[0]}" if view.stand_in else "other"
     return kind, "dim" if view.kind == "SGLang" and view.owner != "other" else "accent"
 
 

@@ -199,7 +199,7 @@ class EnginesView(Struct):
         facts = {
             "error": view.error,
             "cause": view.cause,
-            "kind": view.kind + (" (a stand-in, not SGLang)" if view.kind == "CPU engine" else ""),
+            "kind": view.kind + (" (a stand-in, not SGLang)" if view.stand_in else ""),
             "address": view.url,
             "process": f"pid {view.pid or '?'} on {view.host or '?'}, generation {view.generation or '?'}",
             "version": view.version,
