@@ -9,7 +9,7 @@ gone the run goes on with the engines that it knew last. Nothing is stopped here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,13 +17,15 @@ from rltop.errors import RltopError
 from rltop.protocol.messages import Accepted
 from rltop.train.arguments import TrainConfig
 from rltop.train.dispatch import Key, News
-from rltop.train.membership import FAILED, LOADED, Membership
+from rltop.train.engine_memory import EngineMemory
+from rltop.train.membership import FAILED, GONE, LOADED, STARTING, Membership, facts
 from rltop.train.narrator import Narrator
 from rltop.train.ports import (
     BASE_VERSION,
     BaseFacts,
     EngineFacts,
     Example,
+    Holding,
     Resync,
     RolloutBatch,
     SyncReport,
@@ -37,6 +39,8 @@ PROMOTE_EVERY_S = 3.0
 """An engine that holds its weights and is still STALE is told of again: the daemon may have been away."""
 COMMAND_S = 60.0
 """Longest wait for the daemon's answer at the start."""
+TOLD_S = 5.0
+"""Longest wait until the daemon shows that an engine's memory is lent, or back."""
 ASK_S = 5.0
 """Longest wait for the manager's news."""
 
@@ -113,6 +117,7 @@ class FleetRollouts:
     clock: Callable[[], float]
     pause: Callable[[float], None]
     """Sleep so many seconds; raises when the run is to end."""
+    memory: EngineMemory = field(default_factory=EngineMemory)
     members: Membership = field(init=False)
     _version: str = field(init=False, default=BASE_VERSION)
     _seen: int = field(init=False, default=-1)
@@ -167,8 +172,68 @@ class FleetRollouts:
         return self.members.loaded(self.clock())
 
     def loaded(self) -> Sequence[EngineFacts]:
+        """Those that the daemon calls loaded, and those whose memory was lent and is back far enough for weights."""
         self.members.take(self.link.engines())
-        return self.members.loaded(self.clock())
+        return [*self.members.loaded(self.clock()), *self._still_lent()]
+
+    def offload(self, *, late: bool = False) -> None:
+        """Release every engine that is up, once those that are starting are up or have failed: one that came up later
+        would take the memory that the trainer has by then. The daemon is told first, so that it asks them nothing."""
+        deadline = self.clock() + self.config.rollout_engine_wait_s
+        while self._states(STARTING) and self.clock() < deadline:
+            self.pause(TEND_EVERY_S)
+        engines = [facts(self.members.cells[name]) for name in self._states(LOADED)]
+        for engine in engines:
+            self.narrator.engine(engine, "OFFLOADED")
+        told = self.clock() + TOLD_S
+        while any(self.members.state(one.id) in LOADED for one in engines) and self.clock() < told:
+            if self.link.problem:
+                break  # nobody watches them, so nobody asks them anything
+            self.pause(TEND_EVERY_S)
+            self.members.take(self.link.engines())
+        failed = self.memory.release(engines, late=engines[-1].id if late and engines else "")
+        self._say_failed("release its memory", failed)
+
+    def holdings(self) -> Sequence[Holding]:
+        return self.memory.holdings()
+
+    def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
+        """Who does not take its memory again is left to the daemon: it has died, or stays out of the rotation."""
+        self.members.take(self.link.engines())
+        lent = self._still_lent()
+        self.memory.forget([one for one in self.memory.lent if one not in lent])
+        self._say_failed("take its memory again", self.memory.resume(tags))
+        if "weights" in tags:
+            return
+        back = self.memory.back()
+        for engine in back:
+            self.narrator.engine(engine, "STALE")
+        if no_update and back:
+            self.memory.lose_weights(back[-1])
+        told = self.clock() + TOLD_S
+        while not self.link.problem and self._states({"OFFLOADED"}) and self.clock() < told:
+            self.pause(TEND_EVERY_S)
+        self._promote()
+
+    def _still_lent(self) -> list[EngineFacts]:
+        """Lent engines of the generation that was lent, as far as they live."""
+        cells = self.members.cells
+        return [
+            one
+            for one in self.memory.lent
+            if int(cells[one.id].get("generation") or 0) == one.generation
+            and self.members.state(one.id) not in GONE
+            # What the daemon calls loaded already comes from there.
+            and self.members.state(one.id) not in LOADED
+        ]
+
+    def _states(self, states: Collection[str]) -> list[str]:
+        self.members.take(self.link.engines())
+        return [name for name in self.members.ids if self.members.state(name) in states]
+
+    def _say_failed(self, what: str, failed: Mapping[str, str]) -> None:
+        for name, why in failed.items():
+            self.narrator.log("warn", f"Engine {name} did not {what}: {why}")
 
     def took(self, report: SyncReport, engines: Sequence[EngineFacts], seconds: float) -> None:
         self._version = report.version

@@ -1,7 +1,8 @@
 """Planted faults: `rltop train --inject NAME[@ROLLOUT]` breaks the run on purpose, to see the checks find it.
 
 A fault does what its description says and nothing else, and the run's record names it, so that nobody takes a rehearsal
-for an accident. Who applies it: the backend (`reference`, `loss`, `gradient`), the loop (`prompt`, `sync`).
+for an accident. Who applies it: the backend (`reference`, `loss`, `gradient`), the loop (`prompt`, `sync`), the swap of
+memory (`swap`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from rltop.errors import RltopError
 
-Where = Literal["reference", "prompt", "gradient", "loss", "sync"]
+Where = Literal["reference", "prompt", "gradient", "loss", "sync", "swap"]
 
 REF_NOISE_STD = 1e-2
 """Standard deviation of the noise of `ref-perturb`: far above any rounding, too small to see in the text."""
@@ -43,6 +44,20 @@ _KINDS = (
     ),
     FaultKind(
         "pp-layer-ids", "sync", 0, False, "the second pipeline stage pushes its layers under its local layer ids, once"
+    ),
+    FaultKind(
+        "late-release",
+        "swap",
+        1,
+        False,
+        "one engine is not released when the trainer wakes up (with --offload-rollout)",
+    ),
+    FaultKind(
+        "no-update-after-resume",
+        "swap",
+        0,
+        False,
+        "one engine is released and resumed after the weight update (with --offload-rollout): it answers token 0",
     ),
 )
 CATALOGUE = {kind.name: kind for kind in _KINDS}

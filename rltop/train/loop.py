@@ -26,6 +26,7 @@ from rltop.train.ports import (
 )
 from rltop.train.resume import TRACKER
 from rltop.train.sample import for_viewers, generation_metrics, rollout_metrics
+from rltop.train.swap import Swap
 
 CPU_ENGINE_STAND_IN = "CPU engine: rltop's own server behind SGLang's HTTP API, not SGLang"
 
@@ -59,6 +60,11 @@ class Loop:
     """Where the base checkpoint goes."""
     history: History
 
+    @property
+    def swap(self) -> Swap:
+        """Who has the devices."""
+        return Swap(self.config, self.trainer, self.rollouts, self.narrator, self.clock)
+
     def run(self) -> None:
         """Everything from the start of the backend to the last sync. Raises RltopError."""
         first = self._start()
@@ -74,7 +80,7 @@ class Loop:
                 trained["perf/save_model_time"] = self._save(rollout_id)
             self._sync(version_for(rollout_id + 1), rollout_id + 1, trained)
         if self.config.save_dir is not None:
-            with self.narrator.phase("save"):
+            with self.narrator.phase("save"), self.swap.weights_awake():
                 self.trainer.save(str(self.config.save_dir / "final"))
 
     def _start(self) -> int:
@@ -89,13 +95,16 @@ class Loop:
                 with self.narrator.phase("cold_start"):
                     losses = self.trainer.cold_start(self.rollouts.demonstrations())
                 self.narrator.log("info", f"Cold start: {len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-            engines = self.rollouts.start(self.trainer.freeze_base(str(self.base_directory)))
+            base = self.trainer.freeze_base(str(self.base_directory))
+            self.swap.begin()
+            engines = self.rollouts.start(base)
             if not first:
                 # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
                 self._report_sync(self.trainer.verify(engines), engines, first_rollout=0, seconds=0.0)
         if first:
             # What the interrupted run did after its last rollout; the samples to come require this version.
             self._push(version_for(first), first)
+        self.swap.begun()
         return first
 
     def _report_run(self, facts: TrainerFacts, first: int) -> None:
@@ -154,6 +163,7 @@ class Loop:
         config, samples, rollout_id = self.config, batch.samples, batch.rollout_id
         started = self.clock()
         perf = {"perf/train_wait_time": started - waiting_since}
+        self.swap.to_trainer(rollout_id, perf)
         log_probs = self._pass("actor", batch, perf) if config.runs_actor_pass else None
         ref_log_probs = self._pass("ref", batch, perf) if config.use_kl_loss else None
         advantages = self.trainer.advantages([s.reward for s in samples])
@@ -211,7 +221,9 @@ class Loop:
 
     def _sync(self, version: str, first_rollout: int, perf: dict[str, float]) -> None:
         """Weights to the engines, then the line `perf N` of the rollout that ends here."""
+        self.swap.before_push(first_rollout - 1, perf)
         perf["perf/update_weights_time"] = self._push(version, first_rollout)
+        self.swap.after_push(first_rollout - 1, perf)
         self.narrator.rollout_metrics("perf", first_rollout - 1, perf)
 
     def _push(self, version: str, first_rollout: int) -> float:
@@ -227,7 +239,7 @@ class Loop:
     def _resync(self, rollout_id: int, engines: Sequence[EngineFacts]) -> None:
         """The weights of a rollout that is running to engines that came back: they do not change before its end."""
         version, started = version_for(rollout_id), self.clock()
-        with self.narrator.phase("update_weights", rollout_id):
+        with self.narrator.phase("update_weights", rollout_id), self.swap.weights_awake():
             # The first weights are those that it was started from; an engine of an earlier trainer may hold others.
             report = self.trainer.verify(engines) if version == BASE_VERSION else None
             if report is None or not _hold(report):

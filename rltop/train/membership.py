@@ -20,7 +20,9 @@ LOADED = SERVING | {"STALE"}
 """States in which an engine takes weights."""
 FAILED = frozenset({"CRASHED", "BACKOFF", "QUARANTINED", "LOST"})
 """States of an engine that did not come up, or came down by itself."""
-GONE = FAILED | {"STOPPED", "RECLAIMING", "LAUNCHING", "LOADING", "CAPTURING", "WARMING"}
+STARTING = frozenset({"LAUNCHING", "LOADING", "CAPTURING", "WARMING"})
+"""States of a process that does not answer yet."""
+GONE = FAILED | STARTING | {"STOPPED", "RECLAIMING"}
 """States in which no earlier request can be answered any more."""
 
 FIRST_PAUSE_S = 1.0

@@ -120,6 +120,10 @@ class Narrator:
             layers=[list(ids) for ids in report.layers],
         )
 
+    def memory(self, rank: int, when: str, sizes: Mapping[str, float | str]) -> None:
+        """slime's line of a rank's device memory."""
+        self._line(f"[Rank {rank}] Memory-Usage {when}: {dict(sizes)}")
+
     def log(self, level: Literal["info", "warn", "error"], text: str) -> None:
         """One line for people."""
         self.reporter.log(level, text)

@@ -111,6 +111,32 @@ class RolloutBatch:
     """Further metrics of the generation, by their full name."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryLook:
+    """A rank's device memory before and after it slept or woke up, under slime's names."""
+
+    rank: int
+    before: Mapping[str, float | str]
+    after: Mapping[str, float | str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What a released engine holds on a device. GiB."""
+
+    engine: str
+    pid: int
+    device: str
+    """`cpu` or `gpu`."""
+    before_gb: float
+    """Before its release."""
+    now_gb: float
+    said_gb: float
+    """Weights and KV pool, in its own words."""
+    held: bool
+    """It did not let go."""
+
+
 Example = tuple[tuple[int, ...], int]
 """Tokens of prompt and response, and the length of the response."""
 
@@ -163,6 +189,17 @@ class Trainer(Protocol):
         """Write the weights as a Hugging Face checkpoint."""
         ...
 
+    def sleep(self, *, weights: bool) -> Sequence[MemoryLook]:
+        """Give device memory back: gradients, optimizer state and the reference, and the weights too if they are to.
+
+        May be called again; what is asleep stays so. Only `wake_up` may follow, and what the awake part allows.
+        """
+        ...
+
+    def wake_up(self, *, weights_only: bool = False) -> Sequence[MemoryLook]:
+        """Take it again: every bit is where it was."""
+        ...
+
 
 Resync = Callable[[Sequence[EngineFacts]], None]
 """Bring the current weights to these engines and tell `Rollouts.took` what they did with them."""
@@ -200,5 +237,20 @@ class Rollouts(Protocol):
         """One rollout, every sample from weights of exactly `version`.
 
         resync: called meanwhile, in this thread, for engines that came back without these weights.
+        """
+        ...
+
+    def offload(self, *, late: bool = False) -> None:
+        """Have every engine release its memory; until `onload` nobody asks one for a token. late: a planted fault."""
+        ...
+
+    def holdings(self) -> Sequence[Holding]:
+        """What released engines still hold, where it can be measured, after a moment to let go."""
+        ...
+
+    def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
+        """Have the released engines take this memory again: weights before an update, the rest after it.
+
+        no_update: a planted fault, one of them loses its weights once more.
         """
         ...

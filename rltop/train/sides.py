@@ -14,6 +14,7 @@ from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.cluster import Actor, Cluster
 from rltop.train.engine_actor import EngineActor, EngineLook
+from rltop.train.engine_memory import EngineMemory
 from rltop.train.fleet_link import FleetLink
 from rltop.train.fleet_rollouts import FleetRollouts, Order
 from rltop.train.group import Group
@@ -22,6 +23,8 @@ from rltop.train.ports import (
     BaseFacts,
     EngineFacts,
     Example,
+    Holding,
+    MemoryLook,
     Resync,
     RolloutBatch,
     StepSample,
@@ -100,6 +103,14 @@ class RayTrainer:
     def save(self, directory: str) -> None:
         self.ranks.call("save", directory)
 
+    def sleep(self, *, weights: bool) -> Sequence[MemoryLook]:
+        looks: list[MemoryLook] = self.ranks.call("sleep", weights)
+        return looks
+
+    def wake_up(self, *, weights_only: bool = False) -> Sequence[MemoryLook]:
+        looks: list[MemoryLook] = self.ranks.call("wake_up", weights_only)
+        return looks
+
 
 @dataclass(slots=True)
 class RayRollouts:
@@ -109,6 +120,7 @@ class RayRollouts:
     engines: list[Actor]
     narrator: Narrator
     facts: list[EngineFacts] = field(default_factory=list)
+    memory: EngineMemory = field(default_factory=EngineMemory)
 
     @classmethod
     def place(cls, cluster: Cluster, config: TrainConfig, work_dir: Path, run: str, narrator: Narrator) -> RayRollouts:
@@ -152,6 +164,18 @@ class RayRollouts:
         batch: RolloutBatch = self.manager.call("generate", rollout_id, version, watch=[self.look])
         return batch
 
+    def offload(self, *, late: bool = False) -> None:
+        lent_out(self.memory, self.facts, late=late)
+        for engine in self.facts:
+            self.narrator.engine(engine, "OFFLOADED")
+
+    def holdings(self) -> Sequence[Holding]:
+        return self.memory.holdings()
+
+    def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
+        for engine in taken_back(self.memory, tags, no_update=no_update):
+            self.narrator.engine(engine, "HEALTHY")
+
     def look(self, wait_s: float = 0.0) -> None:
         """Raise RltopError if an engine process is gone, or goes within `wait_s`."""
         for at, actor in enumerate(self.engines[: len(self.facts)]):
@@ -177,6 +201,37 @@ class RayRollouts:
                 self.narrator.engine(self.facts[at], "STOPPED")
 
 
+def lent_out(memory: EngineMemory, engines: Sequence[EngineFacts], *, late: bool) -> None:
+    """Release them all. Raises RltopError for one that does not: nobody would bring it back."""
+    failed = memory.release(engines, late=engines[-1].id if late and engines else "")
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise RltopError(f"engine {name} did not release its memory", where="--offload-rollout", why=why, exit_code=1)
+
+
+def taken_back(memory: EngineMemory, tags: Sequence[str], *, no_update: bool) -> list[EngineFacts]:
+    """Resume them; returns the engines that now have everything again. Raises RltopError for one that does not."""
+    failed = memory.resume(tags)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise RltopError(
+            f"engine {name} did not take its memory again", where="--offload-rollout", why=why, exit_code=1
+        )
+    if "weights" in tags:
+        return []
+    back = memory.back()
+    if no_update and back:
+        memory.lose_weights(back[-1])
+    return back
+
+
+def with_memory_saver(config: TrainConfig) -> tuple[str, ...]:
+    """The engines' arguments. slime's rule: SGLang's memory saver is on if and only if engines are offloaded."""
+    saver = "--enable-memory-saver"
+    wanted = config.offloads_rollout and saver not in config.sglang_args
+    return (*config.sglang_args, saver) if wanted else config.sglang_args
+
+
 def engine_specs(config: TrainConfig, work_dir: Path, run: str) -> list[EngineSpec]:
     """What each engine is started with. The checkpoint is filled in when it is known."""
     variables = [text.partition("=") for text in config.engine_env]
@@ -187,7 +242,7 @@ def engine_specs(config: TrainConfig, work_dir: Path, run: str) -> list[EngineSp
             directory=work_dir / "engines" / str(at) / "1",
             run=run,
             engine_id=str(at),
-            args=config.sglang_args,
+            args=with_memory_saver(config),
             python=config.engine_python or Path(sys.executable),
             env={"OMP_NUM_THREADS": "1"} | {name: value for name, _, value in variables},
             start_timeout_s=120.0 if config.engine == "cpu" else 600.0,

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rltop.engines.client import EngineClient
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
-from rltop.train.ports import BASE_VERSION, BaseFacts, EngineFacts, StepSample, SyncReport, TrainerFacts
+from rltop.train.ports import (
+    BASE_VERSION,
+    BaseFacts,
+    EngineFacts,
+    MemoryLook,
+    StepSample,
+    SyncReport,
+    TrainerFacts,
+)
 from rltop.train.resume import REFERENCE, Checkpoint, find_checkpoint, keep_reference
 
 if TYPE_CHECKING:
     from rltop.train.megatron.backend import MegatronBackend
+    from rltop.train.offload import Offload, Part
     from rltop.train.sync import Stages
 
 
@@ -96,6 +105,7 @@ class TrainActor:
             place=self._place,
             store=self._meet(address),
         )
+        self._offload: Offload = self._backend.offload(self._work_dir / "offload" / str(self._place.rank))
         self._resumed = find_checkpoint(config.load) if config.load is not None else None
         if self._resumed is not None:
             self._backend.load_checkpoint(self._resumed)
@@ -269,3 +279,23 @@ class TrainActor:
     def save(self, directory: str) -> None:
         """Write the weights as a Hugging Face checkpoint."""
         self._backend.save_hf(Path(directory))
+
+    def sleep(self, weights: bool) -> list[MemoryLook]:
+        """See `ports.Trainer.sleep`; of this rank."""
+        parts: tuple[Part, ...] = ("gradients", "rest", "weights") if weights else ("gradients", "rest")
+        return [self._looked(lambda: self._offload.sleep(parts))]
+
+    def wake_up(self, weights_only: bool = False) -> list[MemoryLook]:
+        """See `ports.Trainer.wake_up`; of this rank."""
+        return [
+            self._looked(
+                lambda: self._offload.wake_up(("weights",) if weights_only else ("weights", "gradients", "rest"))
+            )
+        ]
+
+    def _looked(self, work: Callable[[], None]) -> MemoryLook:
+        from rltop.train.offload import memory_now
+
+        before = memory_now(self._offload.device)
+        work()
+        return MemoryLook(self._place.rank, before, memory_now(self._offload.device))

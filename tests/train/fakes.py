@@ -12,6 +12,8 @@ from rltop.train.ports import (
     EngineFacts,
     EngineReply,
     Example,
+    Holding,
+    MemoryLook,
     Resync,
     RolloutBatch,
     StepSample,
@@ -82,6 +84,14 @@ class FakeTrainer:
     def save(self, directory: str) -> None:
         self.calls.append(("save", directory))
 
+    def sleep(self, *, weights: bool) -> Sequence[MemoryLook]:
+        self.calls.append(("sleep", weights))
+        return [MemoryLook(0, {"gpu": "cpu"}, {"gpu": "cpu"})]
+
+    def wake_up(self, *, weights_only: bool = False) -> Sequence[MemoryLook]:
+        self.calls.append(("wake_up", weights_only))
+        return [MemoryLook(0, {"gpu": "cpu"}, {"gpu": "cpu"})]
+
     def _report(self, version: str, reply: EngineReply | None = None, *, planted: bool = False) -> SyncReport:
         good = EngineReply(ok=True, version=version, digest="d", same=True)
         return SyncReport(version, "d", "disk", {"0": reply or good}, planted=planted)
@@ -96,6 +106,8 @@ class FakeRollouts:
     supervised: bool = False
     back: list[list[EngineFacts]] = field(default_factory=list)
     """Engines that come back without weights, per rollout."""
+    held: list[Holding] = field(default_factory=list)
+    """What released engines hold."""
 
     def load(self, checkpoint: str) -> None:
         self.calls.append(("tokenizer", checkpoint))
@@ -137,3 +149,12 @@ class FakeRollouts:
             for at in range(4)
         )
         return RolloutBatch(rollout_id, samples, 0.5)
+
+    def offload(self, *, late: bool = False) -> None:
+        self.calls.append(("offload", late))
+
+    def holdings(self) -> Sequence[Holding]:
+        return self.held
+
+    def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
+        self.calls.append(("onload", tuple(tags), no_update))

@@ -17,11 +17,12 @@ from rltop.protocol.messages import Record
 from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig
 from rltop.train.engine_actor import EngineActor
+from rltop.train.engine_memory import EngineMemory
 from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
-from rltop.train.ports import BaseFacts, EngineFacts, Example, Resync, RolloutBatch, SyncReport
+from rltop.train.ports import BaseFacts, EngineFacts, Example, Holding, Resync, RolloutBatch, SyncReport
 from rltop.train.rollout_manager import RolloutManager
-from rltop.train.sides import engine_specs
+from rltop.train.sides import engine_specs, lent_out, taken_back
 from rltop.train.trainer_actor import TrainActor
 
 
@@ -34,6 +35,7 @@ class LocalRollouts:
     manager: RolloutManager
     actors: list[EngineActor] = field(default_factory=list)
     facts: list[EngineFacts] = field(default_factory=list)
+    memory: EngineMemory = field(default_factory=EngineMemory)
 
     def load(self, checkpoint: str) -> None:
         self.manager.load(checkpoint)
@@ -59,6 +61,15 @@ class LocalRollouts:
 
     def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
         return self.manager.generate(rollout_id, version)
+
+    def offload(self, *, late: bool = False) -> None:
+        lent_out(self.memory, self.facts, late=late)
+
+    def holdings(self) -> Sequence[Holding]:
+        return self.memory.holdings()
+
+    def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
+        taken_back(self.memory, tags, no_update=no_update)
 
     def stop(self) -> None:
         self.manager.connect([])

@@ -69,27 +69,23 @@ async def abort_request(engine: Engine, request: Request) -> Response:
 
 
 async def release_memory(engine: Engine, request: Request) -> Response:
-    """Give memory back. With `--enable-memory-saver` released weights are gone until the next update, as on a GPU."""
+    """Give memory back. With `--enable-memory-saver` it really goes, and weights are gone until the next update, as on
+    a GPU."""
     tags = _tags(await read_body(request))
-
-    def release() -> bool:
-        if not engine.scheduler.flush():
-            return False
-        if "weights" in tags and engine.args.enable_memory_saver:
-            engine.scheduler.live.zero()
-        return True
-
-    if not await engine.do(release):
+    # From before the release on: nobody may be let in between.
+    before, engine.released = engine.released, engine.released | tags
+    if not await engine.do(lambda: engine.scheduler.release(tags)):
+        engine.released = before
         return error_answer(HTTPStatus.BAD_REQUEST, "release_memory_occupation needs an idle server")
-    engine.released |= tags
     return json_answer(None)
 
 
 async def resume_memory(engine: Engine, request: Request) -> Response:
-    """Take memory back."""
+    """Take memory back. Weights are not restored: every token is 0 until an update."""
     tags = _tags(await read_body(request))
     if "weights" in tags & engine.released and engine.injection.strike("token-zero"):
         engine.scheduler.token_zero = True
+    await engine.do(lambda: engine.scheduler.take_back(tags))
     engine.released -= tags
     return json_answer(None)
 

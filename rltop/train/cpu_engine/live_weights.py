@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,28 @@ import torch
 from torch import Tensor
 
 from rltop.engines.weights import digest_tensors, overall_digest
+from rltop.errors import RltopError
 from rltop.train.cpu_engine.checkpoint import ModelConfig, check_tensors, read_weights
-from rltop.train.cpu_engine.model import Weights, pack_weights
+from rltop.train.cpu_engine.memory import Arena, size_of
+from rltop.train.cpu_engine.model import Layer, Weights, pack_weights
 
 
 class LiveWeights:
     """Named tensors under Hugging Face names, the packed form that the forward pass reads, and the version label.
 
-    Only the scheduler's thread may call anything that changes it.
+    Only the scheduler's thread may call anything that changes it. With `saver` they live in memory that `release` gives
+    back to the system; an update then writes into it.
     """
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], version: str) -> None:
+    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], version: str, *, saver: bool = False) -> None:
         self.config = config
         self.version = version
         self.tensors = tensors
         self.packed: Weights = pack_weights(config, tensors)
         self._snapshot: dict[str, Tensor] | None = None
+        self._arena: Arena | None = None
+        if saver:
+            self._move_in()
 
     @property
     def gigabytes(self) -> float:
@@ -45,13 +52,59 @@ class LiveWeights:
         """
         self._replace(read_weights(directory, self.config, complete=False))
 
-    def zero(self) -> None:
-        """What is left of the weights when their memory was released and given back: nothing."""
-        self._replace({name: torch.zeros_like(tensor) for name, tensor in self.tensors.items()})
+    @property
+    def released(self) -> bool:
+        """Their memory is not there."""
+        return self._arena is not None and self._arena.released
+
+    def release(self) -> bool:
+        """Give their memory back, where it can be. Returns whether it was."""
+        if self._arena is None:
+            return False
+        self._arena.release()
+        return True
+
+    def resume(self) -> bool:
+        """Take the memory again, full of zeros. Returns whether weights were lost."""
+        if self._arena is None or not self._arena.released:
+            return False
+        self._arena.resume()
+        return True
+
+    def _move_in(self) -> None:
+        """Copy everything into an arena; the arrays that the packed form shares with the named tensors stay shared."""
+        own = list(self.tensors.values())
+        shared = {tensor.data_ptr() for tensor in own}
+        made = [tensor for tensor in _arrays(self.packed) if tensor.data_ptr() not in shared]
+        self._arena = arena = Arena(size_of(own) + size_of(made))
+
+        def move(tensor: Tensor) -> Tensor:
+            home = arena.zeros(tuple(tensor.shape), tensor.dtype)
+            assert home is not None, "the arena is as large as all of them"
+            return home.copy_(tensor)
+
+        self.tensors = {name: move(tensor) for name, tensor in self.tensors.items()}
+        fresh = pack_weights(self.config, self.tensors)
+        homes = {tensor.data_ptr() for tensor in self.tensors.values()}
+        self.packed = _mapped(fresh, lambda tensor: tensor if tensor.data_ptr() in homes else move(tensor))
 
     def _replace(self, changed: dict[str, Tensor]) -> None:
-        self.tensors = self.tensors | changed
-        self.packed = pack_weights(self.config, self.tensors)
+        if self._arena is None:
+            self.tensors = self.tensors | changed
+            self.packed = pack_weights(self.config, self.tensors)
+            return
+        if self._arena.released:
+            raise RltopError(
+                "the weights' memory is released",
+                why="real SGLang writes into memory that is not mapped",
+                do='/resume_memory_occupation {"tags": ["weights"]} first',
+                exit_code=1,
+            )
+        for name, tensor in changed.items():
+            self.tensors[name].copy_(tensor)
+        for home, tensor in zip(_arrays(self.packed), _arrays(pack_weights(self.config, self.tensors)), strict=True):
+            if home.data_ptr() != tensor.data_ptr():
+                home.copy_(tensor)
 
     def check(self, action: str) -> tuple[bool, dict[str, Any]]:
         """`/weights_checker`: success and the body. `reset_tensors` destroys the weights, on purpose."""
@@ -85,6 +138,21 @@ class LiveWeights:
         if lines:
             return False, {"success": False, "message": "\n".join(["check tensor equality failed:", *lines])}
         return True, {"success": True, "message": "Success."}
+
+
+def _arrays(packed: Weights) -> list[Tensor]:
+    """Its tensors, in a fixed order."""
+    found: list[Tensor] = []
+    _mapped(packed, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+def _mapped(packed: Weights, change: Callable[[Tensor], Tensor]) -> Weights:
+    layers = tuple(
+        Layer(**{field.name: change(getattr(layer, field.name)) for field in dataclasses.fields(Layer)})
+        for layer in packed.layers
+    )
+    return Weights(change(packed.embedding), layers, change(packed.norm), change(packed.head))
 
 
 def _one_rank() -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rltop.train.cpu_engine.checkpoint import ModelConfig
+from rltop.train.cpu_engine.memory import Arena
 
 VECTOR_LOOP = 32
 """Elements per round of torch's vectorised loops (two AVX-512 registers; narrower ones divide it)."""
@@ -52,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights in the layout of the forward pass. Made anew at every weight update; never changed in place."""
+    """Weights in the layout of the forward pass. An update makes new ones, or writes over these: see `LiveWeights`."""
 
     embedding: Tensor
     layers: tuple[Layer, ...]
@@ -113,17 +114,23 @@ class Slab:
     Rows `[0, used)` are running; a finished row is filled by the last one. Grows by doubling.
     """
 
-    __slots__ = ("config", "keys", "length", "used", "values")
+    __slots__ = ("_pool", "config", "keys", "length", "used", "values")
 
-    def __init__(self, config: ModelConfig, length: int) -> None:
+    def __init__(self, config: ModelConfig, length: int, pool: Arena | None = None) -> None:
+        """pool: where its memory comes from as long as there is room."""
         self.config = config
         self.length = length
+        self._pool = pool
         self.used = 0
         self.keys, self.values = self._allocate(FIRST_ROWS)
 
     def _allocate(self, rows: int) -> tuple[Tensor, Tensor]:
         shape = (self.config.num_layers, rows, self.config.num_kv_heads, self.length, self.config.head_dim)
-        return torch.zeros(shape), torch.zeros(shape)
+        return self._zeros(shape), self._zeros(shape)
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        found = self._pool.zeros(shape) if self._pool is not None else None
+        return torch.zeros(shape) if found is None else found
 
     def add(self, prefill: Prefill) -> int:
         """Copy a prompt's keys and values into a new row; return the row."""

@@ -53,6 +53,12 @@ def draw(logits: Tensor, rows: Sequence[tuple[SamplingParams, int, int]]) -> Dra
     return Draw(tokens.tolist(), logprobs.tolist(), distribution)
 
 
+def all_zero(drawn: Draw) -> Draw:
+    """Token 0 in place of what was drawn: what real SGLang answers while it has no weights."""
+    rows = len(drawn.tokens)
+    return Draw([0] * rows, drawn.distribution[:rows, 0].tolist(), drawn.distribution)
+
+
 def _cut(chances: Tensor, params: SamplingParams) -> Tensor:
     """Zero what top_k, top_p and min_p exclude. A token stays if the tokens before it hold at most top_p."""
     ordered, order = torch.sort(chances, descending=True, stable=True)

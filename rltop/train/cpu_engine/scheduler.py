@@ -14,7 +14,7 @@ import queue
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,11 +27,12 @@ from rltop.train.cpu_engine.injection import Injection, Phase, SchedulerDied
 from rltop.train.cpu_engine.live_weights import LiveWeights
 from rltop.train.cpu_engine.logprobs import note_prompt, note_token
 from rltop.train.cpu_engine.loop import ABORTED, PauseMode
+from rltop.train.cpu_engine.memory import Arena
 from rltop.train.cpu_engine.model import Qwen3, Slab, slab_length
 from rltop.train.cpu_engine.profile import Profile
 from rltop.train.cpu_engine.prompts import Prompts
 from rltop.train.cpu_engine.request import Endings, Sample, answer
-from rltop.train.cpu_engine.sampling import draw
+from rltop.train.cpu_engine.sampling import all_zero, draw
 from rltop.train.cpu_engine.stats import LOGGER, Stats, decode_line, prefill_line
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class Scheduler:
         stats: Stats,
         *,
         injection: Injection | None = None,
+        pool: Arena | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -82,7 +84,9 @@ class Scheduler:
         self.profile: Profile | None = None
         """Runs over the batches until it stops by itself. Only this thread's."""
         self.token_zero = False
-        """Every token is 0: weights came back without an update, an injected fault."""
+        """Every token is 0: released weights came back without an update."""
+        self.pool = pool
+        """The KV pool, where it can be released; without one every slab has memory of its own."""
         self._model, self._endings, self._limits = model, endings, limits
         self._clock, self._wall = clock, wall
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -104,6 +108,11 @@ class Scheduler:
     def paused(self) -> bool:
         """Whether `pause` was called last."""
         return self._paused
+
+    @property
+    def pool_gigabytes(self) -> float:
+        """GiB of the KV pool, where it can be released."""
+        return 0.0 if self.pool is None else self.pool.gigabytes
 
     def submit(self, samples: Sequence[Sample]) -> None:
         """Queue samples; each one's `deliver` is called when it ends."""
@@ -204,6 +213,26 @@ class Scheduler:
         if flush and not self.flush():
             return False, "Weights were updated, but requests are running, so the cache was not flushed."
         return True, "Succeeded to update model weights."
+
+    def release(self, tags: Collection[str]) -> bool:
+        """Give memory back to the system; False, and nothing done, while samples run or wait. Without a memory saver
+        nothing is given back, as in SGLang."""
+        if not self.flush():
+            return False
+        if "kv_cache" in tags and self.pool is not None and not self.pool.released:
+            self._batches.clear()
+            self.pool.empty()
+            self.pool.release()
+        if "weights" in tags:
+            self.live.release()
+        return True
+
+    def take_back(self, tags: Collection[str]) -> None:
+        """Take released memory again. The weights in it are lost: until the next update every token is 0."""
+        if "kv_cache" in tags and self.pool is not None:
+            self.pool.resume()
+        if "weights" in tags and self.live.resume():
+            self.token_zero = True
 
     def set_version(self, version: str) -> None:
         """Change the label; samples that already have tokens remember which label those tokens had."""
@@ -349,7 +378,7 @@ class Scheduler:
                 self._finish(sample, {"type": "length", "length": 0})
                 continue
             length = slab_length(len(sample.prompt) + sample.limit)
-            batch = self._batches.setdefault(length, Batch(Slab(self._model.config, length)))
+            batch = self._batches.setdefault(length, Batch(Slab(self._model.config, length, self.pool)))
             sample.slab, sample.row = batch.slab, batch.slab.add(prefill)
             batch.samples.append(sample)
             fresh.append((sample, prefill.logits[-1]))
@@ -414,9 +443,11 @@ class Scheduler:
     def _accept(self, samples: list[Sample], logits: Tensor) -> None:
         """Draw a token for each sample, note it, and let go of those that are over."""
         drawn = draw(logits, [(sample.params, sample.stream, len(sample.output)) for sample in samples])
+        if self.token_zero:
+            drawn = all_zero(drawn)
         now = self._wall()
         for row, sample in enumerate(samples):
-            sample.output.append(0 if self.token_zero else drawn.tokens[row])
+            sample.output.append(drawn.tokens[row])
             if self._limits.effects.draft_tokens:
                 self._measure_draft(sample)
             sample.first_token = sample.first_token or now

@@ -230,7 +230,8 @@ async def server_info(engine: Engine, request: Request) -> Response:
 
 def _internal_state(engine: Engine) -> dict[str, Any]:
     stats, modern = engine.scheduler.stats, engine.args.modern
-    memory: dict[str, Any] = {"weight": engine.scheduler.live.gigabytes, "kvcache": 0.0}
+    loop = engine.scheduler
+    memory: dict[str, Any] = {"weight": loop.live.gigabytes, "kvcache": loop.pool_gigabytes}
     memory["token_capacity"] = stats.max_total_num_tokens
     memory |= {"graph": {"prefill": 0.0, "decode": 0.0}, "token_capacity_swa": None} if modern else {"graph": 0.0}
     # 0.5.14 repeats every setting here.

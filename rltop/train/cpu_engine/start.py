@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.args import EngineArgs
-from rltop.train.cpu_engine.checkpoint import read_config, read_weights
+from rltop.train.cpu_engine.checkpoint import ModelConfig, read_config, read_weights
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.generate import RequestReader
 from rltop.train.cpu_engine.live_weights import LiveWeights
+from rltop.train.cpu_engine.memory import Arena
 from rltop.train.cpu_engine.model import Qwen3
 from rltop.train.cpu_engine.process import Tree
 from rltop.train.cpu_engine.request import Endings
@@ -60,7 +61,7 @@ def build(args: EngineArgs, environ: Mapping[str, str] | None = None, tree: Tree
         available_gb(),
         sum(tensor.nbytes for tensor in tensors.values()) / 2**30,
     )
-    per_side = args.max_total_tokens * config.num_layers * config.num_kv_heads * config.head_dim * 4 / 2**30
+    per_side = kv_pool_bytes(args, config) / 2 / 2**30
     LOGGER.info(
         "KV Cache is allocated. dtype: torch.float32, #tokens: %d, K size: %.2f GB, V size: %.2f GB",
         args.max_total_tokens,
@@ -79,9 +80,10 @@ def build(args: EngineArgs, environ: Mapping[str, str] | None = None, tree: Tree
         prompt_cache=not args.disable_radix_cache,
         effects=args.effects,
     )
-    live = LiveWeights(config, tensors, args.weight_version)
+    live = LiveWeights(config, tensors, args.weight_version, saver=args.enable_memory_saver)
+    pool = Arena(kv_pool_bytes(args, config)) if args.enable_memory_saver else None
     endings = Endings(text, config.eos_token_ids | own_eos, args.modern)
-    scheduler = Scheduler(Qwen3(config, context_length), live, endings, limits, stats, injection=injection)
+    scheduler = Scheduler(Qwen3(config, context_length), live, endings, limits, stats, injection=injection, pool=pool)
     reader = RequestReader(text, context_length=context_length, vocab_size=config.vocab_size, seed=args.random_seed)
     startup_s = time.perf_counter() - began
     engine = Engine(
@@ -95,3 +97,8 @@ def build(args: EngineArgs, environ: Mapping[str, str] | None = None, tree: Tree
     if slow := injection.strike("slow-start", during="warm-up"):
         engine.warm_up_s = slow.number("seconds", 5)
     return engine
+
+
+def kv_pool_bytes(args: EngineArgs, config: ModelConfig) -> int:
+    """Keys and values of `--max-total-tokens` positions, fp32."""
+    return 2 * args.max_total_tokens * config.num_layers * config.num_kv_heads * config.head_dim * 4

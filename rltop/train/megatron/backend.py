@@ -50,6 +50,7 @@ from rltop.train.megatron.model import (
 from rltop.train.megatron.ranks import join_ranks
 from rltop.train.megatron.terms import flat, token_terms
 from rltop.train.megatron.vocab_parallel import sharded_log_probs
+from rltop.train.offload import Offload, Part
 from rltop.train.resume import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -296,6 +297,27 @@ class MegatronBackend:
         """Go on where `save_checkpoint` stopped; see `TrainState.load`."""
         extra = self._state().load(found)
         self._steps, self._nan_planted = extra["steps"], bool(extra["nan_planted"])
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def offload(self, directory: Path) -> Offload:
+        """What gives this rank's device memory back and takes it again. directory: see `Offload`."""
+        return Offload(self._on_device, self._device, directory)
+
+    def _on_device(self) -> dict[Part, list[Tensor]]:
+        rest = list(self._reference.values())
+        for optimizer in (self._optimizer, self._cold_optimizer):
+            for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+                inner = getattr(one, "optimizer", None)  # torch's
+                if inner is None:
+                    continue
+                rest += [parameter for group in inner.param_groups for parameter in group["params"]]
+                rest += [value for state in inner.state.values() for value in state.values() if torch.is_tensor(value)]
+        return {
+            "weights": [*self._model.parameters(), *self._model.buffers()],
+            "gradients": list(_gradients(self._model)),
+            "rest": rest,
+        }
 
     def _state(self) -> TrainState:
         return TrainState(self._megatron, self.ranks, self._model, self._optimizer)

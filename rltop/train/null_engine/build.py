@@ -60,9 +60,11 @@ class NullWeights:
 
     gigabytes = 0.0
 
-    def __init__(self, directory: Path, version: str) -> None:
+    def __init__(self, directory: Path, version: str, *, saver: bool = False) -> None:
         self.version = version
         self._digest = _digest(directory)
+        self._saver = saver
+        self._released = False
 
     def load(self, named: Iterable[Any]) -> None:
         """Raises `RltopError`: it has no tensors."""
@@ -72,9 +74,17 @@ class NullWeights:
         """Take another folder for the weights. Raises `RltopError`."""
         self._digest = _digest(directory)
 
-    def zero(self) -> None:
-        """Their memory was released."""
-        self._digest = hashlib.sha256(b"released").hexdigest()
+    def release(self) -> bool:
+        """They have no memory, but behave as if it were given back. Returns whether it was."""
+        self._released = self._saver
+        return self._saver
+
+    def resume(self) -> bool:
+        """Returns whether weights were lost."""
+        lost, self._released = self._released, False
+        if lost:
+            self._digest = hashlib.sha256(b"released").hexdigest()
+        return lost
 
     def check(self, action: str) -> tuple[bool, dict[str, Any]]:
         """`/weights_checker`: the checksum only."""
@@ -92,7 +102,7 @@ def build(args: EngineArgs, environ: Mapping[str, str], tree: Tree | None = None
     context = args.context_length or int(config.get("max_position_embeddings") or CONTEXT)
     LOGGER.info("Load weight begin. avail mem=%.2f GB", available_gb())
     faults_of("load", injection, tree)
-    live = NullWeights(args.model_path, args.weight_version)
+    live = NullWeights(args.model_path, args.weight_version, saver=args.enable_memory_saver)
     architecture = str((config.get("architectures") or ["NoModel"])[0])
     gigabytes = available_gb()
     LOGGER.info(

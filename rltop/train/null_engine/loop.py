@@ -11,7 +11,7 @@ import queue
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -145,10 +145,26 @@ class NullLoop:
         LOGGER.info("Cache flushed successfully!")
         return True
 
+    pool_gigabytes = 0.0
+
+    def release(self, tags: Collection[str]) -> bool:
+        """False while samples are running or queued to run."""
+        if not self.flush():
+            return False
+        if "weights" in tags:
+            self.live.release()
+        return True
+
+    def take_back(self, tags: Collection[str]) -> None:
+        """The weights are lost: until the next update every token is 0."""
+        if "weights" in tags and self.live.resume():
+            self.token_zero = True
+
     def update(self, apply: Callable[[], None], version: str | None, *, flush: bool, source: str) -> tuple[bool, str]:
         """Change the weights, then the label. Raises `RltopError`."""
         began = time.perf_counter()
         apply()
+        self.token_zero = False
         if version is not None:
             self.set_version(version)
         self.stats.weight_load_seconds[source] = time.perf_counter() - began
