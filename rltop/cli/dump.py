@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import typer
 
+from rltop.cli.dump_replay import replay_reward
+
 dump_app = typer.Typer(
     name="dump",
     help="Look into rollout and train dumps: slime's, Relax's, rltop's. Needs no torch, unpickles nothing.",
@@ -17,3 +19,6 @@ dump_app = typer.Typer(
 @dump_app.callback()
 def dump() -> None:
     """Look into rollout and train dumps: slime's, Relax's, rltop's. Needs no torch, unpickles nothing."""
+
+
+dump_app.command("replay-reward")(replay_reward)
