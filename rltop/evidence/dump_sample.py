@@ -72,7 +72,9 @@ class DumpSample:
 
     @property
     def response_tokens(self) -> Sequence[int] | None:
-        """Token ids of the response alone: the last `response_length` of `tokens`."""
+        """Token ids of the response alone: the last `response_length` of `tokens`, or what Relax saved of them."""
+        if self.tokens is None and "response_token_ids" in self.extra:
+            return _numbers(self.extra["response_token_ids"])
         if self.tokens is None or self.response_length is None or not 0 <= self.response_length <= len(self.tokens):
             return None
         return self.tokens[len(self.tokens) - self.response_length :]
@@ -107,8 +109,9 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "response_length": ("response_lengths",),
     "reward": ("rewards",),
     "loss_mask": ("loss_masks",),
+    "rollout_log_probs": ("response_rollout_log_probs",),
 }
-"""Names that slime's train dumps, and older ones, use for a field."""
+"""Names that slime's train dumps, and Relax's JSONL, use for a field."""
 
 
 def make_sample(at: int, row: Mapping[str, Any]) -> DumpSample:

@@ -16,9 +16,9 @@ from typing import Any
 from rltop.checks.found import Dump, Row
 from rltop.checks.observe import Where
 from rltop.evidence import samples
-from rltop.evidence.dump_sample import DumpKind
+from rltop.evidence.dump_entries import Entries
 from rltop.evidence.pickle_values import Foreign, Known, Map, Seq, TensorRef, Unreadable
-from rltop.evidence.saved import Saved, opened
+from rltop.evidence.saved import MOST_PICKLE_BYTES, Mapped, mapped
 from rltop.evidence.sink import Reader, Sink, Source
 
 MOST_DEPTH = 6
@@ -31,26 +31,29 @@ _STATE_KEYS = frozenset({"sample_offset", "epoch_id", "sample_group_index", "sam
 def read(source: Source, sink: Sink) -> None:
     """One file."""
     try:
-        with opened(source.path) as saved:
-            _read(source, sink, saved)
+        with mapped(source.path) as file:
+            if len(file.data) > MOST_PICKLE_BYTES:
+                raise Unreadable(f"a pickle of {len(file.data)} bytes, more than is checked: `rltop dump` shows it")
+            _read(source, sink, file)
     except Unreadable as error:
         sink.problem(source, "dump", str(error), whole=True)
     except OSError as error:
         sink.problem(source, "dump", f"it can not be read ({error.strerror or error})", whole=True)
 
 
-def _read(source: Source, sink: Sink, saved: Saved) -> None:
-    value = saved.value
-    kind = kind_of(value)
-    entries = _entries(value, kind)
+def _read(source: Source, sink: Sink, saved: Mapped) -> None:
+    entries = Entries(saved)
+    kind = entries.kind
     sizes: Counter[str] = Counter()
     have: Counter[str] = Counter()
     indices: list[int] = []
-    rollout_id = value.get("rollout_id") if isinstance(value, Map) else None
+    rollout_id = _of_head(entries, "rollout_id")
     if not samples.is_id(rollout_id):
         rollout_id = samples.rollout_of_name(source) if kind != "state" else None
     is_eval = source.path.name.startswith("eval_")
-    for at, entry in enumerate(entries):
+    count = 0
+    for at, entry in () if kind in ("state", "other") or entries.columns else entries.maps():
+        count += 1
         for key, size in entry.sizes.items():
             sizes[str(key)] += size + tensor_bytes(entry.items[key])
             have[str(key)] += entry.items[key] is not None
@@ -62,9 +65,10 @@ def _read(source: Source, sink: Sink, saved: Saved) -> None:
             samples.add(sink, _plain_sample(entry, saved), source.name, where, at, rollout_id=rollout_id)
         elif kind.startswith("train"):
             _sequence_error(entry, saved, sink, rollout_id, where)
-    if kind == "train-v1" and not entries and isinstance(value, Map):
+    value = entries.head
+    if entries.columns and isinstance(value, Map):
         indices, sizes, have = _columns(value)
-    rank = value.get("rank") if isinstance(value, Map) else None
+    rank = _of_head(entries, "rank")
     if not samples.is_id(rank) and kind == "train-v1" and (found := _RANK.search(source.path.stem)):
         rank = int(found[1])
     sink.dumps.append(
@@ -74,43 +78,20 @@ def _read(source: Source, sink: Sink, saved: Saved) -> None:
             rollout_id=rollout_id,
             rank=rank if samples.is_id(rank) else None,
             is_eval=is_eval,
-            samples=len(entries) or len(indices),
+            samples=count or len(indices),
             indices=tuple(indices),
             shards=_shards(value) if kind == "train-v2" else {},
             field_bytes=dict(sizes),
             fields=dict(have),
-            foreign=saved.foreign,
+            foreign=entries.foreign,
             total_bytes=saved.total_bytes,
         )
     )
     sink.files.append(source.name)
 
 
-def kind_of(value: Any) -> DumpKind:
-    """What a saved value is, by its keys."""
-    if not isinstance(value, Map):
-        return "other"
-    keys = {key for key in value.items if isinstance(key, str)}
-    if "dp_shards" in keys or (value.get("version") == 2 or (value.get("format_version") == 2 and "samples" in keys)):
-        return "train-v2"
-    if "rollout_data" in keys or ("samples" in keys and "rank" in keys):
-        return "train-v1"
-    if "samples" in keys:
-        first = next(iter(_entries(value, "rollout")), None)
-        return "train-v2" if first is not None and "sample_index" in first.items else "rollout"
-    return "state" if len(keys & _STATE_KEYS) >= 2 else "other"
-
-
-def _entries(value: Any, kind: DumpKind) -> list[Map]:
-    if kind in ("state", "other") or not isinstance(value, Map):
-        return []
-    listed = value.get("samples")
-    listed = listed if listed is not None else value.get("rollout_data")
-    if isinstance(listed, Map):  # eval dumps: dataset -> samples
-        parts = [part for part in listed.items.values() if isinstance(part, Seq)]
-        flat = [one for part in parts for one in part.items if isinstance(one, Map)]
-        return flat if kind == "rollout" else []
-    return [one for one in listed.items if isinstance(one, Map)] if isinstance(listed, Seq) else []
+def _of_head(entries: Entries, key: str) -> Any:
+    return entries.head.get(key) if isinstance(entries.head, Map) else None
 
 
 def _columns(value: Map) -> tuple[list[int], Counter[str], Counter[str]]:
@@ -159,7 +140,7 @@ def tensor_bytes(value: Any, depth: int = 0) -> int:
     return 0
 
 
-def _plain_sample(entry: Map, saved: Saved) -> dict[str, Any]:
+def _plain_sample(entry: Map, saved: Mapped) -> dict[str, Any]:
     wanted = (
         "index",
         "group_index",
@@ -182,7 +163,7 @@ def _plain_sample(entry: Map, saved: Saved) -> dict[str, Any]:
     return found
 
 
-def plain(value: Any, saved: Saved, depth: int = 0) -> Any:
+def plain(value: Any, saved: Mapped, depth: int = 0) -> Any:
     """Plain lists, maps and numbers; what is foreign, or too deep, is None."""
     if isinstance(value, Foreign | Known) or depth >= MOST_DEPTH:
         return None
@@ -200,7 +181,7 @@ def plain(value: Any, saved: Saved, depth: int = 0) -> Any:
     return value if isinstance(value, str | int | float | bool | bytes | type(None)) else None
 
 
-def _sequence_error(entry: Map, saved: Saved, sink: Sink, rollout_id: int | None, where: Where) -> None:
+def _sequence_error(entry: Map, saved: Mapped, sink: Sink, rollout_id: int | None, where: Where) -> None:
     """Multiplicative error of one sequence: mean over its tokens of exp |trainer - engine|."""
     trainer = _numbers(entry.get("log_probs"), saved)
     engine = _numbers(entry.get("rollout_log_probs"), saved)
@@ -215,7 +196,7 @@ def _sequence_error(entry: Map, saved: Saved, sink: Sink, rollout_id: int | None
     sink.rows.append(Row("seq_error", fields, where, len(sink.rows)))
 
 
-def _numbers(value: Any, saved: Saved) -> list[float]:
+def _numbers(value: Any, saved: Mapped) -> list[float]:
     found = plain(value, saved)
     if not isinstance(found, list) or not all(isinstance(x, int | float) for x in found):
         return []

@@ -37,19 +37,32 @@ class Walker:
         """Where in the pickle the value at the same place of the stack begins."""
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.memoized = 0
+        """The number that the next value has which is memoized without one."""
         self._ops = 0
 
     def next(self) -> Any:
         """The value of the next pickle. Raises Unreadable."""
-        self.stack, self.starts, self.marks, self.memo = [], [], [], {}
-        data, end, handlers = self.data, len(self.data), _HANDLERS
+        self.stack, self.starts, self.marks, self.memo, self.memoized = [], [], [], {}, 0
+        if self.run(len(self.data)):
+            return self.stack[-1]
+        raise Unreadable("the pickle is cut off: it has no end")
+
+    def run(self, end: int, until: Callable[[Walker], bool] | None = None) -> bool:
+        """Goes on to place `end`, or until the pickle is over (True), its value on the stack. Raises Unreadable.
+
+        until: asked after every list that is begun; True stops behind its opcode.
+        """
+        data, handlers = self.data, _HANDLERS
         try:
             while self.at < end:
                 begin = self.at
                 code = data[begin]
                 self.at = begin + 1
                 if code == 0x2E:  # STOP
-                    return self.stack.pop()
+                    if not self.stack:
+                        raise Unreadable("the pickle is broken: it ends without a value")
+                    return True
                 handler = handlers[code]
                 if handler is None:
                     raise Unreadable(f"byte {begin} is no pickle opcode (0x{code:02x})")
@@ -57,9 +70,11 @@ class Walker:
                 self._ops += 1
                 if self._ops > MOST_OPS or len(self.stack) > MOST_STACK or len(self.memo) > MOST_MEMO:
                     raise Unreadable("the pickle is larger than any dump: more objects than are read")
+                if code == 0x5D and until is not None and until(self):
+                    return False
         except (IndexError, KeyError, struct.error, UnicodeDecodeError, ValueError, TypeError, OverflowError) as error:
             raise Unreadable(f"the pickle is broken near byte {self.at}: {type(error).__name__}") from error
-        raise Unreadable("the pickle is cut off: it has no end")
+        return False
 
     # -- helpers of the handlers
 
@@ -322,13 +337,16 @@ def _tuple_of(size: int) -> Callable[[Walker, int], None]:
 
 def _put(key: Callable[[Walker], int]) -> Callable[[Walker, int], None]:
     def handler(walker: Walker, begin: int) -> None:
-        walker.memo[key(walker)] = walker.stack[-1]
+        number = key(walker)
+        walker.memo[number] = walker.stack[-1]
+        walker.memoized = max(walker.memoized, number + 1)
 
     return handler
 
 
 def _memoize(walker: Walker, begin: int) -> None:
-    walker.memo[len(walker.memo)] = walker.stack[-1]
+    walker.memo[walker.memoized] = walker.stack[-1]
+    walker.memoized += 1
 
 
 def _get(key: Callable[[Walker], int]) -> Callable[[Walker, int], None]:
