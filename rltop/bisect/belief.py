@@ -8,25 +8,16 @@ still run count as quiet so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, log1p
+from operator import mul
 
-from rltop.bisect.hazard import laws, log_sum, stray_log
+from rltop.bisect.hazard import Grid, Tally, added, load_grid
 from rltop.bisect.space import OTHER, Space
+from rltop.bisect.trials import Trial
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One engine with one set of toggles, under the captured traffic."""
-
-    arm: int
-    """Mask of the toggles that were on, effectively (after what SGLang rewrites)."""
-    minutes: float
-    """Exposure: from ready to the crash, or to now."""
-    crashed: bool
-    counts: bool = True
-    """False: it localises only (launch blocking), or was lost for another reason. It changes nothing."""
+__all__ = ["Belief", "Trial", "believe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +27,12 @@ class Belief:
     space: Space
     probability: tuple[float, ...]
     """Per culprit, in the order of `space.culprits`; sums to 1."""
-    hazard: tuple[tuple[float, ...], ...]
-    """Per culprit: the weights of the laws, given that it is the one; each sums to 1."""
+    kind: tuple[int, ...]
+    """Per culprit: which of `hazards` is its own. Culprits that the trials did not tell apart share one."""
+    hazards: tuple[tuple[float, ...], ...]
+    """Weights of the grid's laws, given a culprit of that kind; each sums to 1."""
+    grid: Grid
+    """The laws that are still possible."""
     crashes: Mapping[int, float]
     """Per arm that was tried: the probability that it can crash, if the culprit is `OTHER`."""
 
@@ -69,77 +64,91 @@ class Belief:
         return -sum(chance * log(chance, 2) for chance in self.probability if chance > 0)
 
     def mean_minutes(self) -> float:
-        """Expected minutes to a crash in an arm where it may come, over everything believed (median law's mean)."""
-        weights = [0.0] * len(laws())
-        for chance, hazard in zip(self.probability, self.hazard, strict=True):
-            for at, weight in enumerate(hazard):
-                weights[at] += chance * weight
-        from_log = sum(weight * log(law.scale_min) for weight, law in zip(weights, laws(), strict=True))
-        return exp(from_log)
+        """Minutes (or starts) to a crash in an arm where it may come: geometric mean over everything believed."""
+        scales = list(map(log, self.grid.scales))
+        share = [0.0] * len(self.hazards)
+        for chance, kind in zip(self.probability, self.kind, strict=True):
+            share[kind] += chance
+        pairs = zip(share, self.hazards, strict=True)
+        return exp(sum(chance * sum(map(mul, hazard, scales)) for chance, hazard in pairs if chance > 1e-9))
 
 
-def believe(space: Space, trials: Iterable[Trial]) -> Belief:
-    """The posterior after these trials, whatever their order."""
-    counted = [trial for trial in trials if trial.counts]
-    grid = laws()
-    base = [log(law.belief) for law in grid]
-    rows = [_row(trial) for trial in counted]
-    quiet = [stray_log(trial.crashed, trial.minutes) for trial in counted]
-    cache: dict[tuple[int, ...], list[float]] = {}
-    crashes: dict[int, float] = {}
-    logs: list[float] = []
-    hazards: list[list[float]] = []
-    for culprit, prior in zip(space.culprits, space.prior, strict=True):
-        if culprit == OTHER:
-            evidence, hazard, crashes = _other(counted, rows, quiet, base)
-        else:
-            active = tuple(at for at, trial in enumerate(counted) if culprit & trial.arm == culprit)
-            found = cache.get(active)
-            if found is None:
-                found = cache[active] = _over_laws(base, rows, active)
-            hazard = found
-            inside = set(active)
-            evidence = log_sum(hazard) + sum(value for at, value in enumerate(quiet) if at not in inside)
-        logs.append(evidence + log(prior) if prior > 0 else float("-inf"))
-        hazards.append(hazard)
-    top = log_sum(logs)
-    normal: dict[int, tuple[float, ...]] = {}
-    for hazard in hazards:
-        if id(hazard) not in normal:
-            whole = log_sum(hazard)
-            normal[id(hazard)] = tuple(exp(value - whole) for value in hazard)
-    chances = tuple(exp(value - top) for value in logs)
-    return Belief(space, chances, tuple(normal[id(hazard)] for hazard in hazards), crashes)
+def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> Belief:
+    """The posterior after these trials, whatever their order. grid: hazards of a crash under load, or at a start."""
+    grid = grid or load_grid()
+    arms = _by_arm(trials, grid)
+    stray = [grid.stray_log(seen[0], minutes) for seen, minutes in arms.values()]
+    all_stray = sum(stray)
+    tallies = [seen for seen, _ in arms.values()]
+    # Every culprit can crash where everything is on.
+    grid = grid.likely(arms[space.all_on][0]) if space.all_on in arms else grid
+    kinds: dict[int, int] = {}
+    can: dict[int, list[float]] = {}
+    evidence: list[float] = []
+    hazards: list[tuple[float, ...]] = []
+    kind: list[int] = []
+    bits = [(1 << at, arm) for at, arm in enumerate(arms)]
+    for culprit in space.culprits:
+        # Which of the arms it may crash in, as bits; `OTHER` is none of these.
+        may = -1 if culprit == OTHER else sum([bit for bit, arm in bits if culprit & arm == culprit])
+        if (found := kinds.get(may)) is None:
+            found = kinds[may] = len(hazards)
+            if culprit == OTHER:
+                (logs, can), calm = _other(grid, arms, stray), 0.0
+            else:
+                inside = [at for at in range(len(arms)) if may >> at & 1]
+                logs = grid.log_weights(added([tallies[at] for at in inside]))
+                calm = all_stray - sum([stray[at] for at in inside])
+            whole, weights = _normal(logs)
+            hazards.append(weights)
+            evidence.append(whole + calm)
+        kind.append(found)
+    chances = [
+        evidence[which] + log(prior) if prior > 0 else float("-inf")
+        for which, prior in zip(kind, space.prior, strict=True)
+    ]
+    _, probability = _normal(chances)
+    hazard = hazards[kinds[-1]]
+    crashes = {arm: sum(map(mul, hazard, can[arm])) if arm in can else 1.0 for arm in arms}
+    return Belief(space, probability, tuple(kind), tuple(hazards), grid, crashes)
 
 
-def _row(trial: Trial) -> list[float]:
-    if trial.crashed:
-        return [law.log_density(trial.minutes) for law in laws()]
-    return [law.log_survival(trial.minutes) for law in laws()]
+def _by_arm(trials: Iterable[Trial], grid: Grid) -> dict[int, tuple[Tally, float]]:
+    """Per arm: its tally and all its exposure."""
+    found: dict[int, tuple[list[Tally], float]] = {}
+    for trial in trials:
+        if trial.counts:
+            tallies, minutes = found.get(trial.arm, ([], 0.0))
+            tallies.append(grid.tally(trial.minutes, crashed=trial.crashed))
+            found[trial.arm] = tallies, minutes + (1.0 if grid.starts else trial.minutes)
+    return {
+        arm: (tallies[0] if len(tallies) == 1 else added(tallies), minutes) for arm, (tallies, minutes) in found.items()
+    }
 
 
-def _over_laws(base: Sequence[float], rows: Sequence[Sequence[float]], active: Iterable[int]) -> list[float]:
-    total = list(base)
-    for at in active:
-        total = [value + more for value, more in zip(total, rows[at], strict=True)]
-    return total
+def _normal(logs: list[float]) -> tuple[float, tuple[float, ...]]:
+    """(log of the sum, each one's share) of numbers that are given by their logarithms."""
+    top = max(logs)
+    weights = [exp(value - top) for value in logs]
+    whole = sum(weights)
+    return top + log(whole), tuple([weight / whole for weight in weights])
 
 
 def _other(
-    trials: Sequence[Trial], rows: Sequence[Sequence[float]], quiet: Sequence[float], base: Sequence[float]
-) -> tuple[float, list[float], dict[int, float]]:
-    """Every arm that was tried crashes or does not, with even chance, for a reason that no culprit of ours can say."""
-    arms: dict[int, list[int]] = {}
-    for at, trial in enumerate(trials):
-        arms.setdefault(trial.arm, []).append(at)
-    total, hit, calm = list(base), {}, {}
-    for arm, members in arms.items():
-        calm[arm] = sum(quiet[at] for at in members) - log(2.0)
-        hit[arm] = [sum(rows[at][law] for at in members) - log(2.0) for law in range(len(base))]
-        total = [value + log_sum([one, calm[arm]]) for value, one in zip(total, hit[arm], strict=True)]
-    whole = log_sum(total)
-    crashes: dict[int, float] = {}
-    for arm, values in hit.items():
-        with_it = [t - log_sum([one, calm[arm]]) + one for t, one in zip(total, values, strict=True)]
-        crashes[arm] = exp(log_sum(with_it) - whole)
-    return whole, total, crashes
+    grid: Grid, arms: Mapping[int, tuple[Tally, float]], stray: list[float]
+) -> tuple[list[float], dict[int, list[float]]]:
+    """(per law the log likelihood of all, per arm and law the chance that it can crash), if the culprit is `OTHER`.
+
+    Every arm that was tried can crash or can not, with even chance, for a reason that no culprit of ours can say. An
+    arm that crashed can: that all its crashes were strays is left out, which is less than one in a hundred.
+    """
+    even = -log(2.0) * len(arms)
+    total = [value + even for value in grid.log_weights(added([seen for seen, _ in arms.values() if seen[0]]))]
+    can: dict[int, list[float]] = {}
+    for (arm, (seen, _)), calm in zip(arms.items(), stray, strict=True):
+        if seen[0]:
+            continue
+        odds = [exp(min(quiet - calm, 700.0)) for quiet in grid.log_quiet(seen)]
+        total = [value + calm + log1p(odd) for value, odd in zip(total, odds, strict=True)]
+        can[arm] = [odd / (1.0 + odd) for odd in odds]
+    return total, can

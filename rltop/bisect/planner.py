@@ -15,27 +15,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import exp, log2
 from typing import Literal
 
-from rltop.bisect.belief import Belief, Trial, believe
-from rltop.bisect.hazard import laws
-from rltop.bisect.space import MOST_TOGETHER, OTHER, Space
+from rltop.bisect.belief import Belief, believe
+from rltop.bisect.hazard import load_grid, starts_grid
+from rltop.bisect.outlook import Group, Outlook, Window
+from rltop.bisect.space import OTHER, Space
+from rltop.bisect.trials import Running, Trial
 
-SURE = 0.95
+__all__ = ["Budget", "Next", "Planner", "Running", "Trial", "Verdict"]
+
+SURE = 0.97
 WINDOWS = (0.5, 1.5, 4.0)
 """Trial lengths that are weighed, in believed mean minutes to the crash."""
 CLOSE = 0.02
 """Arms within so much of the best are equally good; chance (seeded) takes one, so that engines do not all copy."""
-HAZARD_WEIGHT = 1.0
-"""What a bit about the hazard is worth beside a bit about the culprit: how long is quiet long enough hangs on it."""
 PATIENCE = 1.2
 """A trial goes on unless another is so many times better: a restart that tells little more is none."""
 MOST_ARMS = 400
-RUNNING_WEIGHED = 3
-"""So many of the arms that run are weighed exactly when another is chosen; each doubles the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,6 @@ class Budget:
     longest_trial_min: float = 120.0
     """Look again after so long, at the latest."""
     shortest_trial_min: float = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A trial on an engine now."""
-
-    engine: str
-    arm: int
-    minutes: float
-    """So far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +76,27 @@ class Verdict:
     """What can not be told apart, likeliest first."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Worth:
+    """What one arm for one length is worth."""
+
+    rate: float
+    """Bits per minute, restart included."""
+    arm: int
+    length: float
+    crash: float
+    bits: float
+
+
 @dataclass(frozen=True, slots=True)
 class Planner:
     """A bisection over a space. Holds no state: everything follows from the trials.
 
+    space: culprits that no arm can tell apart are made one here (`Space.merged`): ask `planner.space` for words.
     fixed: toggles that can not be turned off here (mask): every arm has them on.
-    together: toggle -> toggles that go off with it (masks): DeepEP `normal` has the graphs off, say.
+    together: toggle -> toggles that go off with it (masks): without graphs there is no padding of graphs, say.
+    barred: arms that SGLang refuses, or that could not be started. Not one in which a trial counted.
+    exposure: "load", or "start" if the hunted crash comes before the first request: then every start is one exposure.
     """
 
     space: Space
@@ -100,33 +104,74 @@ class Planner:
     fixed: int = 0
     together: Mapping[int, int] = field(default_factory=dict)
     seed: int = 0
+    barred: frozenset[int] = frozenset()
+    exposure: Literal["load", "start"] = "load"
+    _arms: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _last: dict[tuple[Trial, ...], Belief] = field(init=False, repr=False, compare=False)
+    """The newest belief: a verdict and the choices of all free engines are made from the same trials."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_arms", self._all_arms())
+        object.__setattr__(self, "_last", {})
+        same = {culprit: self._closure(culprit) for culprit in self.space.culprits if culprit != OTHER}
+        object.__setattr__(self, "space", self.space.merged(same))
 
     def arms(self) -> tuple[int, ...]:
-        """Every set of toggles that a trial may have: up to three off, or up to three on beside the fixed ones."""
-        width, on = len(self.space.toggles), self.space.all_on
-        free = [1 << at for at in range(width) if not self.fixed >> at & 1]
+        """Every set of toggles that a trial may have; of many toggles, those with few of them off or few on."""
+        return self._arms
+
+    def _all_arms(self) -> tuple[int, ...]:
+        on, free = self.space.all_on, self._free()
+        # Few off and few on first: where there are too many, the halves are left out.
+        sizes = sorted(range(len(free) + 1), key=lambda size: (min(size, len(free) - size), size))
         found: dict[int, None] = {on: None}
-        for size in range(1, len(free) + 1):
+        for size in sizes:
             for group in combinations(free, size):
-                if MOST_TOGETHER < size < len(free) - MOST_TOGETHER:
-                    continue
-                off = sum(group)
-                found[self._effective(on & ~off)] = None
                 if len(found) >= MOST_ARMS:
                     return tuple(found)
+                arm = self._effective(on & ~sum(group))
+                if arm not in self.barred:
+                    found[arm] = None
         return tuple(found)
 
+    def _free(self) -> list[int]:
+        return [1 << at for at in range(len(self.space.toggles)) if not self.fixed >> at & 1]
+
     def _effective(self, arm: int) -> int:
-        off = self.space.all_on & ~arm
-        for toggle, more in self.together.items():
-            if off & toggle:
-                arm &= ~more
-        return arm | self.fixed
+        """What is on if these are asked for."""
+        before = -1
+        while arm != before:
+            before = arm
+            for toggle, more in self.together.items():
+                if not arm & toggle:
+                    arm &= ~more
+            arm |= self.fixed
+        return arm
+
+    def _closure(self, culprit: int) -> int:
+        """All that is on wherever this culprit is wholly on, but for what is always on."""
+        whole = self.space.all_on
+        if 1 << len(self._free()) <= MOST_ARMS:
+            for arm in self._arms:
+                if culprit & arm == culprit:
+                    whole &= arm
+        else:
+            # Not all arms are listed: what refuses an arm or two of so many makes no two culprits alike.
+            whole, before = culprit, -1
+            while whole != before:
+                before = whole
+                whole |= sum(toggle for toggle, more in self.together.items() if more & whole and not whole & toggle)
+        return whole & ~self.fixed
 
     def believe(self, trials: Iterable[Trial], running: Iterable[Running] = ()) -> Belief:
         """The posterior; what runs counts as quiet so far."""
         so_far = [Trial(one.arm, one.minutes, crashed=False) for one in running if one.minutes > 0]
-        return believe(self.space, [*trials, *so_far])
+        seen = (*trials, *so_far)
+        if (found := self._last.get(seen)) is None:
+            found = believe(self.space, seen, starts_grid() if self.exposure == "start" else load_grid())
+            self._last.clear()
+            self._last[seen] = found
+        return found
 
     def choose(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, engine: str = "") -> Next:
         """What a free engine should do. A trial of its own that it may go on with is in `running` under its name."""
@@ -135,30 +180,67 @@ class Planner:
             return last
         others = [one for one in running if one.engine != engine]
         mine = next((one for one in running if one.engine == engine), None)
-        scale = max(belief.mean_minutes(), self.budget.shortest_trial_min)
-        lengths = sorted({self._bounded(scale * window) for window in WINDOWS})
-        outlook = _Outlook(belief, lengths)
-        aged = outlook if mine is None else _Outlook(belief, lengths, age=mine.minutes)
-        branches = _branches(belief, others, outlook)
-        scored: list[tuple[float, int, float, float, float]] = []
-        for arm in self.arms():
-            goes_on = mine is not None and mine.arm == arm
-            for at, minutes in enumerate(lengths):
-                seen = aged if goes_on else outlook
-                bits = sum(chance * seen.bits(weights, arm, at) for chance, weights in branches)
-                crash = seen.crash(belief.probability, arm, at)
-                took = minutes * (1.0 - crash / 2) + (0.0 if goes_on else self.budget.restart_min)
-                scored.append((bits / took, arm, minutes, crash, bits))
-        if mine is not None:
-            stay = max((row for row in scored if row[1] == mine.arm), default=(0.0, mine.arm, 0.0, 0.0, 0.0))
-            if stay[0] * PATIENCE >= max(row[0] for row in scored):
-                scored = [stay]
-        best = max(row[0] for row in scored)
+        lengths = self._lengths(belief)
+        outlook = Outlook(belief)
+        windows = [outlook.window(length) for length in lengths]
+        outlook.beside(others, windows[min(1, len(windows) - 1)])
+        stay = None
+        if mine is not None and self.exposure == "load":
+            group = outlook.group(mine.arm)
+            aged = [outlook.window(length, age=mine.minutes) for length in lengths]
+            stay = max(self._worth(outlook, mine.arm, group, when, restart_min=0.0) for when in aged)
+        rows = self._best(outlook, windows, but=None if stay is None else stay.arm)
+        if stay is not None and (not rows or stay.rate * PATIENCE >= max(row.rate for row in rows)):
+            rows = [stay]
+        best = max(row.rate for row in rows)
         pick = random.Random(f"{self.seed}/{len(trials)}/{engine}/{len(running)}")
-        close = [row for row in scored if row[0] >= best * (1.0 - CLOSE)]
-        _, arm, minutes, crash, bits = pick.choice(close)
-        goes_on = mine is not None and mine.arm == arm
-        return Next(arm, minutes, bits, crash, self._why(belief, arm, minutes, crash, goes_on=goes_on))
+        then = pick.choice([row for row in rows if row.rate >= best * (1.0 - CLOSE)])
+        why = self._why(belief, then, goes_on=then is stay)
+        return Next(then.arm, self._minutes(then.length), then.bits, then.crash, why)
+
+    def _lengths(self, belief: Belief) -> list[float]:
+        """Lengths of a trial that are weighed, in the unit of exposure."""
+        if self.exposure == "start":
+            return [1.0]
+        scale = max(belief.mean_minutes(), self.budget.shortest_trial_min)
+        return sorted({self._bounded(scale * part) for part in WINDOWS})
+
+    def _minutes(self, length: float) -> float:
+        """How long that takes once the engine is ready."""
+        return 0.0 if self.exposure == "start" else length
+
+    def _best(self, outlook: Outlook, windows: Sequence[Window], *, but: int | None) -> list[_Worth]:
+        """What the best arms are worth, and those about as good.
+
+        What an arm tells beside the others is never more than what it tells alone: where that is too little already,
+        the dearer question is not asked.
+        """
+        groups: dict[Group, list[int]] = {}
+        for arm in self._arms:
+            if arm != but:
+                groups.setdefault(outlook.group(arm), []).append(arm)
+        restart = self.budget.restart_min
+        bounds = []
+        for group, arms in groups.items():
+            for when in windows:
+                took = self._minutes(when.length) * (1.0 - outlook.crash(group, when) / 2) + restart
+                bounds.append((outlook.alone(group, when) / took, group, arms, when))
+        bounds.sort(key=lambda row: -row[0])
+        found: list[_Worth] = []
+        best = 0.0
+        for most, group, arms, when in bounds:
+            if found and most < best * (1.0 - CLOSE):
+                break
+            worth = self._worth(outlook, arms[0], group, when, restart_min=restart)
+            best = max(best, worth.rate)
+            found += [replace(worth, arm=arm) for arm in arms]
+        return found
+
+    def _worth(self, outlook: Outlook, arm: int, group: Group, when: Window, *, restart_min: float) -> _Worth:
+        crash = outlook.crash(group, when)
+        bits = outlook.bits(group, when)
+        took = self._minutes(when.length) * (1.0 - crash / 2) + restart_min
+        return _Worth(bits / took, arm, when.length, crash, bits)
 
     def _last_word(self, belief: Belief, trials: Sequence[Trial]) -> Next | None:
         """The crash that a named culprit still lacks. What is believed anyway tells nothing, but a person wants it."""
@@ -166,12 +248,12 @@ class Planner:
         if culprit == OTHER or chance < SURE or self._confirmed(culprit, trials):
             return None
         bare = self._bare(culprit)
-        minutes = self._bounded(WINDOWS[-1] * belief.mean_minutes())
-        names = self.space.words(culprit)
-        crash = _Outlook(belief, [minutes]).crash(belief.probability, bare, 0)
-        return Next(
-            bare, minutes, 0.0, crash, f"{names} is {chance:.0%} sure: now nothing but it is on, and it has to crash"
-        )
+        length = self._lengths(belief)[-1]
+        words = self.space.words(culprit)
+        outlook = Outlook(belief)
+        crash = outlook.crash(outlook.group(bare), outlook.window(length))
+        why = f"{words} is {chance:.0%} sure: now nothing but it is on, and it has to crash"
+        return Next(bare, self._minutes(length), 0.0, crash, why)
 
     def verdict(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, minutes: float = 0.0) -> Verdict:
         """Where it stands after `minutes` of wall time."""
@@ -181,131 +263,74 @@ class Planner:
         words = self.space.words(culprit)
         if culprit != OTHER and chance >= SURE and self._confirmed(culprit, trials):
             if culprit == 0:
-                text = "it crashes with all of these toggles off: none of them is the culprit"
-                return Verdict("none", 0, chance, text)
-            return Verdict("found", culprit, chance, f"{words}: crashes with nothing else on, quiet with any of it off")
+                return Verdict("none", 0, chance, f"it crashes with all of these toggles off: {words}")
+            text = f"{words}: {self._grounds(culprit, trials, running)}"
+            return Verdict("found", culprit, chance, text)
         if belief.of(OTHER) >= SURE:
-            text = "no single toggle, pair or triple explains the outcomes: four together, or more than one bug"
+            text = (
+                "no single toggle, pair or triple explains the outcomes: four together, more than one bug, or outcomes "
+                "that contradict each other"
+            )
             return Verdict("not-separable", None, belief.of(OTHER), text, left)
         if minutes >= self.budget.minutes:
             text = "the budget is spent; left: " + ", ".join(f"{self.space.words(c)} {p:.0%}" for c, p in left)
+            if sum(trial.crashed and trial.counts for trial in trials) < 2:
+                text = f"it did not crash again in {self._quiet(trials, running, 0)}; {text}"
             return Verdict("budget", None, chance, text, left)
         return Verdict("open", culprit, chance, f"{words} {chance:.0%}", left)
 
+    def _grounds(self, culprit: int, trials: Sequence[Trial], running: Sequence[Running]) -> str:
+        """What a person may check by hand: where it crashed, and how long it was quiet without each member."""
+        more = self._bare(culprit) & ~culprit & ~self.fixed
+        crashed = f"crashes with nothing else on but {', '.join(self.space.names(more))}" if more else ""
+        quiet = [
+            f"{self._quiet(trials, running, self.space.mask([name]))} without {name}"
+            for name in self.space.names(self.space.core(culprit))
+        ]
+        tail = f" ({', '.join(quiet)})" if quiet else ""
+        return f"{crashed or 'crashes with nothing else on'}, quiet with any of it off{tail}"
+
+    def _quiet(self, trials: Sequence[Trial], running: Sequence[Running], off: int) -> str:
+        """The quiet exposure of all arms without `off`; 0: of all arms."""
+        ended = [trial for trial in trials if trial.counts and not trial.crashed and not trial.arm & off]
+        if self.exposure == "start":
+            return f"{len(ended)} starts"
+        minutes = sum(trial.minutes for trial in ended) + sum(one.minutes for one in running if not one.arm & off)
+        return f"{minutes:.0f} min"
+
     def _bare(self, culprit: int) -> int:
         """The arm with the fewest toggles on that has the culprit."""
-        having = [arm for arm in self.arms() if arm & culprit == culprit]
-        return min(having, key=lambda arm: (arm.bit_count(), arm))
+        if (bare := self._effective(culprit)) not in self.barred:
+            return bare
+        return min((arm for arm in self._arms if arm & culprit == culprit), key=lambda arm: (arm.bit_count(), arm))
 
     def _confirmed(self, culprit: int, trials: Sequence[Trial]) -> bool:
-        """A crash in the barest arm that has it, and nothing in that arm but it and what is never off.
+        """A crash in the barest arm that has it.
 
         That it is quiet with a member off is in the belief already.
         """
         bare = self._bare(culprit)
-        crashed = any(trial.crashed and trial.counts and trial.arm == bare for trial in trials)
-        return crashed and not bare & ~culprit & ~self.fixed
+        return any(trial.crashed and trial.counts and trial.arm == bare for trial in trials)
 
     def _bounded(self, minutes: float) -> float:
         return min(max(minutes, self.budget.shortest_trial_min), self.budget.longest_trial_min)
 
-    def _why(self, belief: Belief, arm: int, minutes: float, crash: float, *, goes_on: bool) -> str:
-        names = self.space.names
+    def _why(self, belief: Belief, then: _Worth, *, goes_on: bool) -> str:
+        names, arm = self.space.names, then.arm
         off = self.space.all_on & ~arm
         if not off:
             what = "everything on"
         elif off.bit_count() <= arm.bit_count():
             what = f"without {', '.join(names(off))}"
         else:
-            what = f"only {', '.join(names(arm)) or 'the bare engine'}"
-        verb = "go on" if goes_on else "try"
+            what = f"only {', '.join(names(arm))}" if arm else "everything off"
         inside = sum(
             chance
             for culprit, chance in zip(self.space.culprits, belief.probability, strict=True)
             if culprit != OTHER and culprit & arm == culprit
         )
+        when = "at its start" if self.exposure == "start" else f"within {then.length:.0f} min"
         return (
-            f"{verb} {what}: {inside:.0%} of the belief says that it can crash there, "
-            f"{crash:.0%} that it does within {minutes:.0f} min"
+            f"{'go on' if goes_on else 'try'} {what}: {inside:.0%} of the belief says that it can crash there, "
+            f"{then.crash:.0%} that it does {when}"
         )
-
-
-class _Outlook:
-    """What the outcomes of a trial would be, per culprit and length. Made once per decision."""
-
-    def __init__(self, belief: Belief, lengths: Sequence[float], *, age: float = 0.0) -> None:
-        """age: minutes that the trial has been quiet already."""
-        self._culprits = belief.space.culprits
-        self._other = belief.crashes
-        dies = [
-            [1.0 - exp(law.log_survival(age + minutes) - law.log_survival(age)) for law in laws()]
-            for minutes in lengths
-        ]
-        doubt = [[_binary(chance) for chance in row] for row in dies]
-        known: dict[int, list[float]] = {}
-        noise: dict[int, list[float]] = {}
-        for hazard in belief.hazard:
-            if id(hazard) not in known:
-                known[id(hazard)] = [sum(map(_times, hazard, row)) for row in dies]
-                noise[id(hazard)] = [sum(map(_times, hazard, row)) for row in doubt]
-        self.chance = [known[id(hazard)] for hazard in belief.hazard]
-        """Per culprit: probability of a crash within each length, where it may come."""
-        self.noise = [noise[id(hazard)] for hazard in belief.hazard]
-        """Per culprit: what the outcome leaves open, in bits, even if the hazard were known."""
-
-    def at(self, which: int, arm: int, length: int) -> float:
-        """Probability of a crash if culprit number `which` is the one."""
-        culprit = self._culprits[which]
-        if culprit == OTHER:
-            return self.chance[which][length] * self._other.get(arm, 0.5)
-        return self.chance[which][length] if culprit & arm == culprit else 0.0
-
-    def crash(self, weights: Sequence[float], arm: int, length: int) -> float:
-        """Probability of a crash under these weights of the culprits."""
-        return sum(weight * self.at(which, arm, length) for which, weight in enumerate(weights) if weight > 1e-9)
-
-    def bits(self, weights: Sequence[float], arm: int, length: int) -> float:
-        """Mutual information of the outcome with the culprit, and, weighted, with its hazard."""
-        total, inside = 0.0, 0.0
-        for which, weight in enumerate(weights):
-            if weight > 1e-6 and (chance := self.at(which, arm, length)) > 0.0:
-                total += weight * chance
-                own = _binary(chance)
-                inside += weight * (own - HAZARD_WEIGHT * max(0.0, own - self.noise[which][length]))
-        return max(0.0, _binary(total) - inside)
-
-
-def _branches(belief: Belief, running: Sequence[Running], outlook: _Outlook) -> list[tuple[float, Sequence[float]]]:
-    """(probability, weights of the culprits) for every outcome of the arms that run on other engines.
-
-    Engines in one arm are one arm with that much more time. Only the arms that tell most are weighed exactly.
-    """
-    arms: dict[int, int] = {}
-    for one in running:
-        arms[one.arm] = arms.get(one.arm, 0) + 1
-    middle = min(1, len(outlook.chance[0]) - 1)
-    ranked = sorted(arms, key=lambda arm: -outlook.bits(belief.probability, arm, middle))[:RUNNING_WEIGHED]
-    branches: list[tuple[float, Sequence[float]]] = [(1.0, belief.probability)]
-    for arm in ranked:
-        times = arms[arm]
-        quiet = [(1.0 - outlook.at(which, arm, middle)) ** times for which in range(len(belief.probability))]
-        grown: list[tuple[float, Sequence[float]]] = []
-        for chance, weights in branches:
-            for factors in (quiet, [1.0 - value for value in quiet]):
-                joint = list(map(_times, weights, factors))
-                whole = sum(joint)
-                if whole > 1e-9:
-                    grown.append((chance * whole, [value / whole for value in joint]))
-        branches = grown
-    return branches
-
-
-def _times(one: float, two: float) -> float:
-    return one * two
-
-
-def _binary(chance: float) -> float:
-    """Entropy of a coin, in bits."""
-    if chance <= 0.0 or chance >= 1.0:
-        return 0.0
-    return -chance * log2(chance) - (1.0 - chance) * log2(1.0 - chance)

@@ -12,7 +12,7 @@ nothing well: it wins only where all the others fail.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import prod
 
@@ -98,6 +98,8 @@ class Space:
     """Masks; `OTHER` last."""
     prior: tuple[float, ...]
     """One per culprit; they sum to 1."""
+    alike: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Culprits that stand for several which no trial can tell apart -> all of these, itself perhaps not among them."""
 
     @property
     def all_on(self) -> int:
@@ -121,7 +123,38 @@ class Space:
         """A culprit for people."""
         if culprit == OTHER:
             return "something else"
-        return " x ".join(self.names(culprit)) or "none of these"
+        core = self.core(culprit)
+        if not culprit and (fixed := self._either(culprit)):
+            return f"none of these, or {' x '.join(self.names(fixed))}, which can not be turned off"
+        doubtful = self.names(culprit & ~core)
+        if doubtful and not core:
+            return f"{' or '.join(doubtful)} or both, which go off together"
+        told = " x ".join(self.names(core)) or "none of these"
+        return f"{told}, alone or with {', '.join(doubtful)}" if doubtful else told
+
+    def core(self, culprit: int) -> int:
+        """The toggles that are part of it for certain: of the culprits that it stands for, what all have."""
+        found = culprit
+        for one in self.alike.get(culprit, ()):
+            found &= one
+        return found
+
+    def _either(self, culprit: int) -> int:
+        found = 0
+        for one in self.alike.get(culprit, ()):
+            found |= one
+        return found
+
+    def merged(self, into: Mapping[int, int]) -> Space:
+        """Culprits that no trial can tell apart made one. into: culprit -> mask of the one that stands for it."""
+        members: dict[int, list[int]] = {}
+        prior: dict[int, float] = {}
+        for culprit, chance in zip(self.culprits, self.prior, strict=True):
+            stands = into.get(culprit, culprit)
+            members.setdefault(stands, []).append(culprit)
+            prior[stands] = prior.get(stands, 0.0) + chance
+        alike = {stands: tuple(found) for stands, found in members.items() if found != [stands]}
+        return Space(self.toggles, tuple(prior), tuple(prior.values()), alike)
 
 
 def space(toggles: Sequence[str], priors: Priors = PRIORS, *, factors: Mapping[str, float] | None = None) -> Space:

@@ -66,7 +66,7 @@ def test_beliefs_are_probabilities_whatever_was_seen(seen: list[Trial]) -> None:
     belief = believe(SPACE, seen)
     assert sum(belief.probability) == pytest.approx(1)
     assert all(0 <= chance <= 1 for chance in belief.probability)
-    assert all(sum(hazard) == pytest.approx(1) for hazard in belief.hazard)
+    assert all(sum(hazard) == pytest.approx(1) for hazard in belief.hazards)
     assert all(0 <= chance <= 1 + 1e-9 for chance in belief.crashes.values())
     assert belief.entropy_bits() >= 0 < belief.mean_minutes()
 

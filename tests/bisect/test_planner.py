@@ -129,3 +129,85 @@ def test_a_named_culprit_has_to_crash_alone() -> None:
     assert then.arm == graph
     assert "has to crash" in then.why
     assert planner.verdict([*trials, Trial(graph, 6.0, crashed=True)]).state == "found"
+
+
+def test_arms_that_are_refused_are_never_asked_for() -> None:
+    bare = frozenset({0, SPACE.mask({"cuda_graph"})})
+    planner = Planner(SPACE, barred=bare)
+    assert not bare.intersection(planner.arms())
+    graph = SPACE.mask({"cuda_graph"})
+    trials = [Trial(SPACE.all_on, 5.0, crashed=True)] * 4 + [Trial(SPACE.all_on & ~graph, 400.0, crashed=False)]
+    trials += [Trial(SPACE.all_on & ~SPACE.mask({name}), 6.0, crashed=True) for name in TOGGLES[1:]]
+    then = planner.choose(trials)
+    assert then.arm not in bare
+    assert then.arm & graph
+    end = planner.verdict([*trials, Trial(then.arm, 4.0, crashed=True)])
+    beside = SPACE.names(then.arm & ~graph)
+    assert end.text == (
+        f"cuda_graph: crashes with nothing else on but {beside[0]}, quiet with any of it off (400 min without "
+        "cuda_graph)"
+    )
+
+
+PADDED = space(("cuda_graph", "cuda_graph_padding", "speculative"))
+GRAPH, PADDING = PADDED.mask({"cuda_graph"}), PADDED.mask({"cuda_graph_padding"})
+
+
+def test_culprits_that_no_arm_tells_apart_are_one() -> None:
+    """Without graphs nothing is padded: "padding" and "graph x padding" crash in the same arms."""
+    planner = Planner(PADDED, together={GRAPH: PADDING})
+    both = GRAPH | PADDING
+    assert PADDING not in planner.space.culprits
+    assert planner.space.words(both) == "cuda_graph_padding, alone or with cuda_graph"
+    apart = PADDED.prior[PADDED.culprits.index(PADDING)] + PADDED.prior[PADDED.culprits.index(both)]
+    assert planner.believe([]).of(both) == pytest.approx(apart)
+    trials = [Trial(7, 5.0, crashed=True)] * 4 + [Trial(7 & ~PADDING, 300.0, crashed=False)]
+    trials += [Trial(both, 5.0, crashed=True), Trial(7 & ~both, 300.0, crashed=False)]
+    verdict = planner.verdict(trials)
+    assert (verdict.state, verdict.culprit) == ("found", both)
+    assert verdict.text.endswith("(600 min without cuda_graph_padding)")
+
+
+def test_what_goes_off_together_goes_along_a_chain() -> None:
+    spec = PADDED.mask({"speculative"})
+    planner = Planner(PADDED, together={PADDING: spec, GRAPH: PADDING})
+    assert set(planner.arms()) == {7, GRAPH, GRAPH | PADDING, 0}
+
+
+def test_a_toggle_that_is_always_on_is_not_blamed_and_not_cleared() -> None:
+    planner = Planner(PADDED, fixed=GRAPH)
+    assert not any(culprit > 0 and culprit & GRAPH for culprit in planner.space.culprits)
+    trials = [Trial(7, 5.0, crashed=True), Trial(GRAPH, 6.0, crashed=True), Trial(GRAPH, 3.0, crashed=True)]
+    verdict = planner.verdict(trials)
+    assert verdict.state == "none"
+    assert verdict.text.endswith("none of these, or cuda_graph, which can not be turned off")
+
+
+@pytest.mark.parametrize("culprit", [{"speculative"}, {"cuda_graph", "speculative"}])
+def test_a_crash_at_the_start_is_counted_in_starts(culprit: set[str]) -> None:
+    """A flaky start, four of ten: minutes say nothing, and no trial waits once its engine is ready."""
+    needed, right = PADDED.mask(culprit), 0
+    for seed in range(5):
+        draw = random.Random(seed)
+        planner = Planner(PADDED, seed=seed, exposure="start")
+        trials = [Trial(7, 0.0, crashed=True)]
+        while (verdict := planner.verdict(trials)).state == "open" and len(trials) < 300:
+            then = planner.choose(trials)
+            assert then.minutes == 0.0
+            trials.append(Trial(then.arm, 0.0, crashed=then.arm & needed == needed and draw.random() < 0.4))
+        right += verdict.culprit == needed
+        assert "starts without speculative" in verdict.text
+    assert right >= 4
+
+
+def test_many_toggles_still_have_every_bare_arm_that_a_culprit_needs() -> None:
+    names = tuple(f"t{at}" for at in range(14))
+    many = space(names)
+    planner = Planner(many)
+    culprit = many.mask({"t2", "t9", "t11"})
+    trials = [Trial(many.all_on, 5.0, crashed=True)] * 6
+    trials += [Trial(many.all_on & ~(1 << at), 900.0, crashed=False) for at in (2, 9, 11)]
+    trials += [Trial(culprit | 1 << at | 1 << also, 5.0, crashed=True) for at in range(8) for also in range(at)]
+    then = planner.choose(trials)
+    assert then.arm == culprit
+    assert planner.verdict([*trials, Trial(culprit, 4.0, crashed=True)]).culprit == culprit
