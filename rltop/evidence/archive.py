@@ -55,11 +55,9 @@ class Archive:
         """What the names of the archive's entries begin with."""
         self._entry = entry
 
-    def pickle(self) -> tuple[memoryview, int | None]:
-        """The bytes of `data.pkl`, and where in the file they lie (None: they were unpacked)."""
-        if self._entry.method == _STORED:
-            return self._stored(self._entry), self._begin(self._entry)
-        return self._unpacked(self._entry), None
+    def pickle(self) -> memoryview:
+        """The bytes of `data.pkl`, as they lie in the file."""
+        return self._stored(self._entry) if self._entry.method == _STORED else self._unpacked(self._entry)
 
     def record(self, name: str) -> memoryview | None:
         """The bytes of the entry `prefix + name`. None where it is absent, damaged, or compressed."""

@@ -14,8 +14,6 @@ from rltop.evidence.pickle_samples import Samples
 from rltop.evidence.pickle_values import Map, Seq, Unreadable
 from rltop.evidence.saved import Mapped
 
-FORGET_BYTES = 16 << 20
-"""After so many bytes the system may take back the memory of what was gone over."""
 _LAYOUT = frozenset({"raw_reward", "micro_batch_indices", "num_microbatches", "global_batch_sizes"})
 _COLUMN = {"partition": "rollout_position", "sample_indices": "sample_index"}
 """Column of slime's old train dumps -> field of its new ones."""
@@ -28,7 +26,7 @@ class Entries:
     def __init__(self, file: Mapped) -> None:
         self._file = file
         self._samples = Samples(file.data, file.at)
-        self._forgotten = file.at
+        self._told = file.at
         self._broken: Unreadable | None = None
         first = self._samples.element(0) if self.reach(1) else None
         self.kind: DumpKind = kind_of(self.head, first)
@@ -64,9 +62,8 @@ class Entries:
             raise self._broken
         try:
             for at in self._samples.scan():
-                if at - self._forgotten > FORGET_BYTES:
-                    self._file.forget(self._forgotten, at)
-                    self._forgotten = at
+                self._file.touched(at - self._told)
+                self._told = at
                 yield
         except Unreadable as error:
             self._broken = error
@@ -84,6 +81,7 @@ class Entries:
         """The entry at a known position: a `Map`, or whatever else is there."""
         if self.columns:
             return Map({key: column.items[at] for key, column in self.columns.items() if at < len(column)})
+        self._file.touched(self._samples.size(at))
         return self._samples.element(at)
 
     def group(self, at: int) -> str | None:

@@ -80,7 +80,7 @@ class DumpFile:
         """What the dump says beside its samples (`rank`, `dp_shards`, `raw_reward`, …), as far as it was read."""
         value = self._entries.head if isinstance(self._entries, Entries) else None
         items = value.items if isinstance(value, Map) else {}
-        return {str(k): self._plain(v) for k, v in items.items() if k not in ("samples", "rollout_data")}
+        return {str(k): self._plain(v, []) for k, v in items.items() if k not in ("samples", "rollout_data")}
 
     def count(self) -> int | None:
         """Samples; None until the end of the dump was reached (`scan`, `page` past it, or a whole iteration)."""
@@ -161,21 +161,33 @@ class DumpFile:
         except Unreadable as error:
             return DumpSample(at, refused=(f"sample: {error}",))
         if isinstance(entry, Map):
-            row = {str(key): self._plain(value) for key, value in entry.items.items()}
+            row, refused = self._row(entry)
         elif isinstance(entry, dict):
-            row = entry
+            row, refused = entry, []
         else:
             named = entry.name if isinstance(entry, Foreign) else f"it is no map but {type(entry).__name__}"
             return DumpSample(at, refused=(f"sample: {named}",))
         group = self._entries.group(at) if isinstance(self._entries, Entries) else None
         if group is not None:
             row.setdefault("dataset", group)
-        return make_sample(at, row)
+        return make_sample(at, row, refused)
 
-    def _plain(self, value: Any, depth: int = 0) -> Any:
+    def _row(self, entry: Map) -> tuple[dict[str, Any], list[str]]:
+        """(fields, what was refused in them); flat lists of numbers stay arrays."""
+        row: dict[str, Any] = {}
+        refused: list[str] = []
+        for key, value in entry.items.items():
+            names: list[str] = []
+            flat = isinstance(value, Seq) and isinstance(value.items, array)
+            row[str(key)] = value.items if flat else self._plain(value, names)
+            refused += [f"{key}: {name}" for name in names]
+        return row, refused
+
+    def _plain(self, value: Any, refused: list[str], depth: int = 0) -> Any:
         """Lists, maps, numbers and texts; tensors as places, refused parts by name."""
         match value:
             case Foreign():
+                refused.append(value.name)
                 return Refused(value.name)
             case TensorRef():
                 return DumpTensor(value.dtype, value.shape, self._reads(value))
@@ -186,11 +198,11 @@ class DumpFile:
             case Map() | Seq() | tuple() if depth >= MOST_DEPTH:
                 return None
             case Seq():
-                return [self._plain(one, depth + 1) for one in value.items]
+                return [self._plain(one, refused, depth + 1) for one in value.items]
             case tuple():
-                return [self._plain(one, depth + 1) for one in value]
+                return [self._plain(one, refused, depth + 1) for one in value]
             case Map():
-                return {str(key): self._plain(one, depth + 1) for key, one in value.items.items()}
+                return {str(key): self._plain(one, refused, depth + 1) for key, one in value.items.items()}
             case _:
                 return value
 

@@ -7,6 +7,7 @@ a part that wanted to import something is named in `refused`. Failure policy: an
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -114,8 +115,11 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 """Names that slime's train dumps, and Relax's JSONL, use for a field."""
 
 
-def make_sample(at: int, row: Mapping[str, Any]) -> DumpSample:
-    """row: the entry of the dump, its values plain, `DumpTensor` or `Refused`."""
+def make_sample(at: int, row: Mapping[str, Any], refused: Sequence[str] = ()) -> DumpSample:
+    """row: the entry of the dump, its values plain, arrays of numbers, `DumpTensor` or `Refused`.
+
+    refused: `field: module.name` of the parts that were not made.
+    """
     taken: dict[str, str] = {}
     for name in _PLAIN:
         found = next((key for key in (name, *_ALIASES.get(name, ())) if key in row), None)
@@ -144,8 +148,8 @@ def make_sample(at: int, row: Mapping[str, Any]) -> DumpSample:
         ref_log_probs=_numbers(one.get("ref_log_probs")),
         loss_mask=_numbers(one.get("loss_mask")),
         metadata=metadata if isinstance(metadata, Mapping) else None,
-        extra={str(key): value for key, value in row.items() if key not in used},
-        refused=tuple(f"{key}: {name}" for key, value in row.items() for name in _refused(value)),
+        extra={k: list(v) if isinstance(v, array) else v for k, v in row.items() if k not in used},
+        refused=tuple(refused),
     )
 
 
@@ -190,7 +194,9 @@ def _numbers(value: object) -> Sequence[Any] | None:
             return None
         numbers = value.values()
         return list(map(int, numbers)) if value.dtype.startswith(("int", "uint", "bool")) else numbers
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+    if isinstance(value, array):
+        return list(value)
+    if not isinstance(value, list | tuple):
         return None
     return value if all(isinstance(one, int | float) for one in value) else None
 
@@ -198,12 +204,3 @@ def _numbers(value: object) -> Sequence[Any] | None:
 def _status(value: object) -> str | None:
     """slime's statuses by value; `Status.COMPLETED` of older writers too."""
     return value.rpartition(".")[2].lower() if isinstance(value, str) else None
-
-
-def _refused(value: object, depth: int = 0) -> list[str]:
-    if isinstance(value, Refused):
-        return [value.name]
-    if depth >= 4:
-        return []
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return [name for part in parts if isinstance(part, Refused | Mapping | list) for name in _refused(part, depth + 1)]

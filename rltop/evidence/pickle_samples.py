@@ -46,6 +46,8 @@ class Samples:
         self._kept_bytes = 0
         self._small: dict[int, Any] = {}
         self._building: list[int] = []
+        self._unknown = 0
+        """Shared values that were not found."""
         self._steps = self._go()
         self.at = at
         """How far in the pickle the samples are known."""
@@ -78,6 +80,10 @@ class Samples:
     def element(self, at: int) -> Any:
         """The sample at a position that is known (`Map`, or whatever is there). Raises Unreadable."""
         return self._built[at] if self._built is not None else self._build(at)[0]
+
+    def size(self, at: int) -> int:
+        """Bytes of the pickle that a sample takes."""
+        return 0 if self._built is not None else self._places.ends[at] - self._places.begins[at]
 
     # -- finding
 
@@ -128,9 +134,10 @@ class Samples:
             return memo[-1], memo
         begin, end = self._places.begins[at], self._places.ends[at]
         walker = Walker(self._data, begin)
-        walker.foreign = self.foreign
+        walker.foreign, walker.integers = self.foreign, self._walker.integers
         walker.memo, walker.memoized = _Memo(self), self._places.memos[at]
         self._building.append(at)
+        unknown = self._unknown
         try:
             walker.run(end)
         finally:
@@ -138,7 +145,8 @@ class Samples:
         if len(walker.stack) != 1:
             raise Unreadable(f"sample {at} of the pickle is no single value")
         value = walker.memo[-1] = walker.stack[0]
-        self._keep(at, walker.memo, end - begin)
+        if self._unknown == unknown:
+            self._keep(at, walker.memo, end - begin)
         return value, walker.memo
 
     def _keep(self, at: int, memo: dict[int, Any], size: int) -> None:
@@ -154,16 +162,34 @@ class Samples:
             return self._small[number]
         if number in self._walker.memo:
             return self._walker.memo[number]
-        at = bisect_right(self._places.memos, number) - 1
-        if at < 0 or at in self._building or len(self._building) > MOST_CHAIN:
-            return Foreign("a shared value whose place is not known")
-        memo = self._build(at)[1]
-        found = dict.get(memo, number, Foreign("a shared value whose place is not known"))
+        unknown = self._unknown
+        found = self._found(number)
+        if self._unknown > unknown:
+            return found
         if isinstance(found, Known | Foreign) or (isinstance(found, str) and len(found) <= SMALL_TEXT):
             if len(self._small) >= MOST_SMALL:
                 self._small.clear()
             self._small[number] = found
         return found
+
+    def _found(self, number: int) -> Any:
+        memos = self._places.memos
+        last = bisect_right(memos, number) - 1
+        # Elements without a number of their own have that of the one before.
+        for at in range(last, max(last - MOST_CHAIN, -1), -1):
+            if memos[at] != memos[last] or len(self._building) > MOST_CHAIN:
+                break
+            if at in self._building or self._is_reference(at):
+                continue
+            memo = self._build(at)[1]
+            if number in memo:
+                return memo[number]
+        self._unknown += 1
+        return Foreign("a shared value whose place is not known")
+
+    def _is_reference(self, at: int) -> bool:
+        """The element is nothing but a value that was there before."""
+        return self.size(at) <= 5 and self._data[self._places.begins[at]] in b"hj"
 
 
 class _Memo(dict[int, Any]):

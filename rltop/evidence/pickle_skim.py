@@ -83,6 +83,8 @@ class Skim:
         self.places = places
         self._numbered = numbered
         self._batch = False
+        self._pushed = -1
+        """Behind the opcode that began the last element."""
         self._pending: list[tuple[int, int, bool]] = []
         """(begin, number of its memo, is a dict) of elements of which it is not known yet whether they are whole."""
 
@@ -133,12 +135,24 @@ class Skim:
         elif len(self._pending) > MOST_PENDING:
             raise Unreadable("its samples are no plain maps")
         self.at += 1
-        number = self.memoized
-        if self._data[self.at] == 0x71:
-            number = self._data[self.at + 1]
-        elif self._data[self.at] == 0x72:
-            number = int.from_bytes(self._data[self.at + 1 : self.at + 5], "little")
+        data, at = self._data, self.at + 1
+        if data[at - 1] == 0x71:
+            number = data[at]
+        elif data[at - 1] == 0x72:
+            number = int.from_bytes(data[at : at + 4], "little")
+        else:
+            # No number of its own: they have to be counted, also inside of it.
+            self._numbered = self._numbered and len(self.places) > 0
+            number = self._number()
         self._pending.append((begin, number, True))
+
+    def _number(self) -> int:
+        """The number that the next element's first memoized value has, or a smaller one that an element before has."""
+        if not self._numbered:
+            return self.memoized
+        if self._pending:
+            return self._pending[-1][1]
+        return self.places.memos[-1] if len(self.places) else self.memoized
 
     def _settle(self, end: int) -> None:
         """What is pending are whole elements; the last one ends at `end`."""
@@ -179,7 +193,8 @@ class Skim:
             raise Unreadable(f"the pickle is broken near byte {begin}: opcode 0x{code:02x} among the samples")
 
     def _push(self, begin: int) -> None:
-        self._pending.append((begin, self.memoized, False))
+        self._pending.append((begin, self._number(), False))
+        self._pushed = self.at
         if len(self._pending) > MOST_PENDING:
             raise Unreadable("its samples are no plain maps")
 
@@ -187,7 +202,7 @@ class Skim:
         """From a mark inside an element to what closes it."""
         data, match = self._data, (_RUN_NUMBERED if self._numbered else _RUN).match
         depth, at, told = 1, begin + 1, begin
-        number = self.memoized
+        number = self._number()
         while True:
             at = match(data, at).end()  # type: ignore[union-attr]
             code = data[at]
@@ -247,6 +262,9 @@ class Skim:
             number = _number(data[at : self.at - 1])
         if at == self._start + 1:
             self.memo_of_list = number
+        if at == self._pushed + 1 and self._pending:  # the element itself
+            begin, _, is_dict = self._pending.pop()
+            self._pending.append((begin, number, is_dict))
         self.memoized = max(self.memoized, number + 1)
 
     def _skip(self, width: int) -> None:

@@ -9,6 +9,7 @@ is hashed, compared or walked through that a file could have built to take expon
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ MOST_NUMBER_BYTES = 64
 MOST_TEXT = 1 << 20
 """Characters of one string that are kept."""
 MOST_FOREIGN = 64
+MOST_REMEMBERED = 1 << 16
+"""Integers whose value is looked up instead of made."""
 MOST_NAME = 300
 
 
@@ -39,6 +42,9 @@ class Walker:
         self.memo: dict[int, Any] = {}
         self.memoized = 0
         """The number that the next value has which is memoized without one."""
+        self.integers = _Integers()
+        self.end = len(data)
+        """`run` goes so far."""
         self._ops = 0
 
     def next(self) -> Any:
@@ -53,7 +59,7 @@ class Walker:
 
         until: asked after every list that is begun; True stops behind its opcode.
         """
-        data, handlers = self.data, _HANDLERS
+        data, handlers, self.end = self.data, _HANDLERS, end
         try:
             while self.at < end:
                 begin = self.at
@@ -394,24 +400,50 @@ def _persistent(walker: Walker, begin: int) -> None:
 
 
 def _small(walker: Walker, begin: int) -> None:
-    walker.stack.append(walker.data[walker.at])
+    at = walker.at
+    if walker.data[at + 1] in _INTEGERS:
+        return _integers(walker, begin)
+    walker.stack.append(walker.data[at])
     walker.starts.append(begin)
-    walker.at += 1
+    walker.at = at + 1
+
+
+def _integers(walker: Walker, begin: int) -> None:
+    """A list of integers: many at once. Token ids come again and again, so that most are looked up."""
+    found = _RUN_OF_INTEGERS.match(walker.data, begin, walker.end)
+    if found is None:
+        raise Unreadable("the pickle is cut off inside a value")
+    walker.stack.extend(map(walker.integers.__getitem__, _INTEGER.findall(found[0])))
+    walker.starts.extend([begin] * (len(walker.stack) - len(walker.starts)))
+    walker.at = found.end()
+
+
+class _Integers(dict[bytes, int]):
+    """Value of an opcode with its bytes; remembers the last ones."""
+
+    def __missing__(self, code: bytes) -> int:
+        if len(self) >= MOST_REMEMBERED:
+            self.clear()
+        value = self[code] = int.from_bytes(code[1:], "little", signed=code[0] == 0x4A)
+        return value
 
 
 def _binfloat(walker: Walker, begin: int) -> None:
-    end = begin + 9 * _RUN
-    if walker.data[begin:end:9] == _RUN_CODES and end <= len(walker.data):  # a long list: many at once
-        walker.stack.extend(value for (value,) in _RUN_OF_DOUBLES.iter_unpack(walker.data[begin:end]))
-        walker.starts.extend(range(begin, end, 9))
-        walker.at = end
-        return
+    if walker.data[walker.at + 8] == 0x47:  # a list: many at once
+        found = _RUN_OF_FLOATS.match(walker.data, begin, walker.end)
+        if found is not None:
+            walker.stack.extend(value for (value,) in _DOUBLE_BEHIND_CODE.iter_unpack(found[0]))
+            walker.starts.extend([begin] * (len(walker.stack) - len(walker.starts)))
+            walker.at = found.end()
+            return
     walker.stack.append(_DOUBLE.unpack_from(walker.data, walker.at)[0])
     walker.starts.append(begin)
     walker.at += 8
 
 
 def _binint(walker: Walker, begin: int) -> None:
+    if walker.data[walker.at + 4] in _INTEGERS:
+        return _integers(walker, begin)
     walker.stack.append(_INT.unpack_from(walker.data, walker.at)[0])
     walker.starts.append(begin)
     walker.at += 4
@@ -419,15 +451,19 @@ def _binint(walker: Walker, begin: int) -> None:
 
 def _binint2(walker: Walker, begin: int) -> None:
     at = walker.at
+    if walker.data[at + 2] in _INTEGERS:
+        return _integers(walker, begin)
     walker.stack.append(walker.data[at] | walker.data[at + 1] << 8)
     walker.starts.append(begin)
     walker.at = at + 2
 
 
 _LINE_CHUNK = 4096
-_RUN = 100
-_RUN_CODES = b"G" * _RUN
-_RUN_OF_DOUBLES = struct.Struct(">xd")
+_INTEGERS = frozenset(b"KMJ")
+_INTEGER = re.compile(rb"(?s:K.|M..|J.{4})")
+_RUN_OF_INTEGERS = re.compile(rb"(?s:(?:K.|M..|J.{4}){1,10000}+)")
+_RUN_OF_FLOATS = re.compile(rb"(?s:(?:G.{8}){1,10000}+)")
+_DOUBLE_BEHIND_CODE = struct.Struct(">xd")
 _DOUBLE = struct.Struct(">d")
 _INT = struct.Struct("<i")
 

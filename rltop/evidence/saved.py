@@ -23,6 +23,7 @@ from rltop.evidence.pickles import Walker
 MOST_PICKLE_BYTES = 1 << 30
 """Of a pickle that is built as a whole; tensors lie outside of it."""
 MOST_TENSOR_BYTES = 64 << 20
+FORGET_BYTES = 16 << 20
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_HEAD = 4096
 """Bytes in which the three small pickles before the value lie."""
@@ -38,11 +39,10 @@ class Mapped:
     at: int
     """Where in `data` the value's pickle begins."""
     total_bytes: int
+    whole: mmap.mmap
     archive: Archive | None = None
     swapped: bool = False
-    whole: mmap.mmap | None = None
-    base: int | None = 0
-    """Where in the file `data` begins; None: it is a copy."""
+    touched_bytes: int = 0
 
     def floats(self, ref: TensorRef) -> list[float]:
         """Values of a tensor, flat. Empty where it can not be read: other layout, too large, cut off."""
@@ -51,17 +51,17 @@ class Mapped:
         raw = self.archive.record(f"data/{ref.key}")
         begin = ref.offset * WIDTH.get(ref.dtype, 0)
         part = b"" if raw is None else bytes(raw[begin : begin + ref.nbytes])
+        self.touched(len(part))
         return decode(part, ref.dtype, swapped=self.swapped) if len(part) == ref.nbytes else []
 
-    def forget(self, begin: int, end: int) -> None:
-        """Lets the system take back the memory of a part of `data` that was gone over (it can be read again)."""
-        if self.whole is None or self.base is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        page = mmap.PAGESIZE
-        begin, end = -(-(self.base + begin) // page) * page, (self.base + end) // page * page
-        if end > begin:
+    def touched(self, count: int) -> None:
+        """So many bytes of the file were gone over. Now and then the system may take back the memory of all of it: the
+        file is mapped, and what was read counts as this process's memory. It can be read again at any time."""
+        self.touched_bytes += count
+        if self.touched_bytes > FORGET_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self.touched_bytes = 0
             with suppress(OSError, ValueError):
-                self.whole.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+                self.whole.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(slots=True)
@@ -110,10 +110,9 @@ def mapped(path: Path) -> Iterator[Mapped]:
             archive = Archive(view)
             order = archive.record("byteorder")  # absent in older files
             swapped = order is not None and bytes(order[:8]) == b"big"
-            found, base = archive.pickle()
-            yield Mapped(found, 0, size, archive, swapped, data, base)
+            yield Mapped(archive.pickle(), 0, size, data, archive, swapped)
         else:
-            yield Mapped(view, _begin(view), size, whole=data)
+            yield Mapped(view, _begin(view), size, data)
     finally:
         with suppress(BufferError):  # an error's frames may still look at it
             view.release()
