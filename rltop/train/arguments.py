@@ -186,13 +186,17 @@ class TrainConfig:
 
     @property
     def offloads_train(self) -> bool:
-        """slime's rule: --offload sets both, else what was said, else --colocate."""
-        return self.offload or (self.colocate if self.offload_train is None else self.offload_train)
+        """slime's rule: --offload sets both, else what was said, else --colocate. With one side only: never."""
+        return self.mode == "full" and (
+            self.offload or (self.colocate if self.offload_train is None else self.offload_train)
+        )
 
     @property
     def offloads_rollout(self) -> bool:
         """As `offloads_train`, for the engines."""
-        return self.offload or (self.colocate if self.offload_rollout is None else self.offload_rollout)
+        return self.mode == "full" and (
+            self.offload or (self.colocate if self.offload_rollout is None else self.offload_rollout)
+        )
 
     @property
     def mode(self) -> Mode:
@@ -240,6 +244,11 @@ class TrainConfig:
         return self.global_batch_size or self.samples_per_rollout
 
     @property
+    def fixed_step_size(self) -> bool:
+        """Whether a flag says it; else a loaded rollout is one step, whatever it holds."""
+        return self.num_steps_per_rollout is not None or self.global_batch_size is not None
+
+    @property
     def steps_per_rollout(self) -> int:
         """Optimizer steps per rollout, at least 1."""
         return self.samples_per_rollout // self.step_size
@@ -263,6 +272,15 @@ class TrainConfig:
             return False
         return (rollout_id + 1) % self.save_interval == 0 or rollout_id == self.num_rollout - 1
 
+    @property
+    def evaluates_first(self) -> bool:
+        """slime's rule: also before rollout 0; never without engines."""
+        return self.eval_interval is not None and not self.skip_eval_before_train and self.engine_count > 0
+
+    def evaluates_after(self, rollout_id: int) -> bool:
+        """slime's rule: every `eval_interval` rollouts; never without engines."""
+        return self.eval_interval is not None and self.engine_count > 0 and (rollout_id + 1) % self.eval_interval == 0
+
     def plants(self, fault: str) -> bool:
         """Whether `--inject` names this fault, with or without `@ROLLOUT`."""
         return any(text.partition("@")[0] == fault for text in self.inject)
@@ -277,6 +295,7 @@ class TrainConfig:
             "global_batch_size": self.step_size,
             "num_steps_per_rollout": self.steps_per_rollout,
             "use_dynamic_batch_size": True,
+            "colocate": self.colocate and self.mode == "full",
             "offload_train": self.offloads_train,
             "offload_rollout": self.offloads_rollout,
             "debug_train_only": self.mode == "train-only",

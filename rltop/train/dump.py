@@ -1,48 +1,92 @@
-"""Rollouts on disk in slime's format, for debugging and as a proof of what every sample was drawn from.
+"""Writers of slime's dumps: rollouts, evaluations, and what every sample was trained with.
 
-A dump is `torch.save` of `{"rollout_id": int, "samples": [slime's Sample.to_dict(), ...]}`, plain values only, so that
-`torch.load(weights_only=True)` and slime's `--load-debug-rollout-data` read it. A file appears complete or not at all.
+A dump is `torch.save` of plain values and tensors, so that `torch.load(weights_only=True)` reads it, and slime's
+`--load-debug-rollout-data` does. A file appears complete or not at all.
+
+Failure policy: training never ends because a dump could not be written. What went wrong is in `Dumped.problem`, for
+whoever called to say and to count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rltop.errors import RltopError
 from rltop.train.sample import Sample
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja", "tokenizer.model"),
+)
+"""What of a Hugging Face checkpoint its tokenizer needs."""
 
-def save_rollout(pattern: str, rollout_id: int, samples: Sequence[Sample]) -> Path:
-    """Write all samples of a rollout to `pattern`, in which `{rollout_id}` is filled in.
 
-    Raises RltopError (exit code 1) when it cannot be written.
-    """
-    import torch  # heavy, and wanted only by runs that save
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """What became of one file."""
 
-    path = Path(pattern.format(rollout_id=rollout_id))
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    path: str
+    problem: str = ""
+    """Why it is not there, one line; empty: it is there, whole."""
+
+
+def write_dump(path: Path, content: Mapping[str, Any] | float) -> Dumped:
+    """`torch.save` of `content`. Never raises for what a disk can do."""
+
+    def save(part: Path) -> None:
+        import torch  # heavy, and wanted only by runs that save
+
+        torch.save(content, part)
+
+    return _whole(path, save)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Dumped:
+    """As `write_dump`, as one JSON object."""
+    return _whole(path, lambda part: part.write_text(json.dumps(content, indent=1) + "\n"))
+
+
+def save_rollout(pattern: str, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool = False) -> Dumped:
+    """All samples of a rollout to `pattern`, in which `{rollout_id}` is filled in; of an evaluation `eval_<id>`."""
+    path = Path(pattern.format(rollout_id=f"eval_{rollout_id}" if evaluation else rollout_id))
     # slime counts samples and groups over the whole run.
-    groups, count = 1 + max(sample.group_index for sample in samples), len(samples)
+    groups, count = 1 + max((sample.group_index for sample in samples), default=0), len(samples)
     entries = [slime_sample(one, first=rollout_id * count, first_group=rollout_id * groups) for one in samples]
+    return write_dump(path, {"rollout_id": rollout_id, "samples": entries})
+
+
+def save_tokenizer(checkpoint: Path, directory: Path) -> Dumped:
+    """The tokenizer of a checkpoint beside the dumps: who reads them elsewhere can decode their tokens."""
+    problem = ""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in TOKENIZER_FILES:
+            if (checkpoint / name).is_file():
+                shutil.copyfile(checkpoint / name, directory / name)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return Dumped(str(directory), problem)
+
+
+def _whole(path: Path, save: Callable[[Path], object]) -> Dumped:
+    """`save` to a file beside `path`, then take its name."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"rollout_id": rollout_id, "samples": entries}, part)
+        save(part)
         os.replace(part, path)
     except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
         with contextlib.suppress(OSError):  # the first error is the one to tell
             part.unlink(missing_ok=True)
-        raise RltopError(
-            "cannot save the rollout",
-            where=f"--save-debug-rollout-data {path}",
-            why=str(error).splitlines()[0],
-            do="is the disk full? without the flag nothing is saved",
-            exit_code=1,
-        ) from error
-    return path
+        lines = str(error).splitlines()
+        return Dumped(str(path), lines[0] if lines else type(error).__name__)
+    return Dumped(str(path))
 
 
 def slime_sample(sample: Sample, *, first: int, first_group: int) -> dict[str, Any]:
@@ -63,7 +107,7 @@ def slime_sample(sample: Sample, *, first: int, first_group: int) -> dict[str, A
         "response_length": len(sample.response_ids),
         "label": sample.label,
         "reward": sample.reward,
-        "loss_mask": None,
+        "loss_mask": None if sample.loss_mask is None else list(sample.loss_mask),
         "weight_versions": [sample.weight_version],
         "rollout_log_probs": list(sample.rollout_log_probs),
         "rollout_routed_experts": None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from rltop.errors import RltopError
@@ -117,6 +118,8 @@ class FleetRollouts:
     clock: Callable[[], float]
     pause: Callable[[float], None]
     """Sleep so many seconds; raises when the run is to end."""
+    work_dir: Path
+    """Of the run, for a model that is made for it."""
     memory: EngineMemory = field(default_factory=EngineMemory)
     members: Membership = field(init=False)
     _version: str = field(init=False, default=BASE_VERSION)
@@ -143,6 +146,10 @@ class FleetRollouts:
     def demonstrations(self) -> list[Example]:
         examples: list[Example] = self.manager.call("demonstrations")
         return examples
+
+    def checkpoint(self) -> str:
+        self.manager.ready()
+        return str(self.manager.call("checkpoint", str(self.work_dir)))
 
     def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
         """Ask for the engines and wait until each is up or has failed. One is enough; none is an error."""
@@ -244,13 +251,18 @@ class FleetRollouts:
 
     def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
         """One rollout, over whoever is there while it lasts."""
+        return self._sampled("generate", rollout_id, version, resync)
 
+    def evaluate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        return self._sampled("evaluate", rollout_id, version, resync)
+
+    def _sampled(self, method: str, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
         def tend() -> None:
             self._tend(rollout_id, resync)
 
         self._version, self._seen = version, -1
         tend()
-        batch: RolloutBatch = self.manager.call("generate", rollout_id, version, watch=[tend], every_s=TEND_EVERY_S)
+        batch: RolloutBatch = self.manager.call(method, rollout_id, version, watch=[tend], every_s=TEND_EVERY_S)
         self._exchange(rollout_id)
         return batch
 

@@ -1,6 +1,8 @@
 """The GRPO loop: rollout, log-prob passes, advantages, optimizer steps, weight sync, next rollout.
 
-It runs over two ports (`Trainer`, `Rollouts`) and knows nothing of Ray, torch or HTTP.
+It runs over two ports (`Trainer`, `Rollouts`) and knows nothing of Ray, torch or HTTP. In train-only mode the samples
+come out of dumps and the half that needs engines (start, weight sync, evaluation) does not happen; a run without a
+trainer is `rltop.train.rollout_only`.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from rltop.train.ports import (
     Trainer,
     TrainerFacts,
 )
+from rltop.train.replay import Replay
+from rltop.train.reports import report_dump, report_evaluation, report_generation, report_passrate
 from rltop.train.resume import TRACKER
-from rltop.train.sample import for_viewers, generation_metrics, rollout_metrics
+from rltop.train.sample import Sample, for_viewers, rollout_metrics
 from rltop.train.swap import Swap
 
 CPU_ENGINE_STAND_IN = "CPU engine: rltop's own server behind SGLang's HTTP API, not SGLang"
@@ -45,6 +49,12 @@ class History:
     syncs: int = 0
     mismatches: list[str] = field(default_factory=list)
     """Weight versions after which an engine held something else than the trainer."""
+    dumps_lost: int = 0
+    """Dumps that could not be written."""
+    evaluations: list[float] = field(default_factory=list)
+    """Mean reward per evaluation."""
+    replay: dict[str, float] = field(default_factory=dict)
+    """Of a run whose steps were compared with those of another run on the same dumps: see `Replay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,10 @@ class Loop:
     base_directory: Path
     """Where the base checkpoint goes."""
     history: History
+    replay: Replay = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "replay", Replay(self.config, self.narrator, self.history.replay))
 
     @property
     def swap(self) -> Swap:
@@ -70,15 +84,16 @@ class Loop:
         first = self._start()
         waiting_since = self.clock()
         for rollout_id in range(first, self.config.num_rollout):
-            version = version_for(rollout_id)
-            with self.narrator.phase("rollout", rollout_id):
-                batch = self.rollouts.generate(rollout_id, version, functools.partial(self._resync, rollout_id))
-            self._report_generation(batch, first=rollout_id == first)
+            if rollout_id == 0 and self.config.evaluates_first:
+                self._evaluate(0, version_for(0))
+            batch = self._generate(rollout_id, first=rollout_id == first)
             trained = self._train(batch, waiting_since)
             waiting_since = self.clock()
             if self.config.saves_after(rollout_id):
                 trained["perf/save_model_time"] = self._save(rollout_id)
             self._sync(version_for(rollout_id + 1), rollout_id + 1, trained)
+            if self.config.evaluates_after(rollout_id):
+                self._evaluate(rollout_id, version_for(rollout_id + 1))
         if self.config.save_dir is not None:
             with self.narrator.phase("save"), self.swap.weights_awake():
                 self.trainer.save(str(self.config.save_dir / "final"))
@@ -95,17 +110,53 @@ class Loop:
                 with self.narrator.phase("cold_start"):
                     losses = self.trainer.cold_start(self.rollouts.demonstrations())
                 self.narrator.log("info", f"Cold start: {len(losses)} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-            base = self.trainer.freeze_base(str(self.base_directory))
+            base = self.trainer.freeze_base(str(self.base_directory) if self._keeps_base else "")
+            self.replay.begin(weights=base.digest, backend=facts.backend, first=first, checkpoint=facts.checkpoint)
+            if self._train_only:
+                return first
             self.swap.begin()
             engines = self.rollouts.start(base)
             if not first:
                 # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
                 self._report_sync(self.trainer.verify(engines), engines, first_rollout=0, seconds=0.0)
-        if first:
+        if first and not self._train_only:
             # What the interrupted run did after its last rollout; the samples to come require this version.
             self._push(version_for(first), first)
         self.swap.begun()
         return first
+
+    @property
+    def _train_only(self) -> bool:
+        return self.config.mode == "train-only"
+
+    @property
+    def _keeps_base(self) -> bool:
+        """Whether anybody reads the first weights: engines, a resumed run, or whoever gave the directory."""
+        return not self._train_only or self.config.save is not None or self.config.save_dir is not None
+
+    def _generate(self, rollout_id: int, *, first: bool) -> RolloutBatch:
+        """The samples of a rollout, from the engines or out of a dump."""
+        with self.narrator.phase("rollout", rollout_id):
+            version = version_for(rollout_id)
+            batch = self.rollouts.generate(rollout_id, version, functools.partial(self._resync, rollout_id))
+        if first:
+            self.narrator.first_sample(batch.samples[0])
+        self.narrator.finished(batch.samples[-1])
+        if batch.source:
+            # slime's: a loaded rollout has no metrics of its generation.
+            self.narrator.log("info", f"Rollout {rollout_id}: {len(batch.samples)} samples from {batch.source}")
+        else:
+            report_generation(self.narrator, self.config, batch)
+        if batch.dumped is not None:
+            report_dump(self.narrator, self.history, batch.dumped, rollout_id)
+        return batch
+
+    def _evaluate(self, rollout_id: int, version: str) -> None:
+        with self.narrator.phase("eval", rollout_id):
+            batch = self.rollouts.evaluate(rollout_id, version, functools.partial(self._resync_to, version))
+        self.history.evaluations.append(report_evaluation(self.narrator, self.config, batch))
+        if batch.dumped is not None:
+            report_dump(self.narrator, self.history, batch.dumped, rollout_id)
 
     def _report_run(self, facts: TrainerFacts, first: int) -> None:
         """The record `run`, and what was loaded in the words of slime and Megatron."""
@@ -113,7 +164,7 @@ class Loop:
         self.narrator.run(
             framework="rltop",
             args=config.as_args(),
-            mode="full",
+            mode=config.mode,
             backend=facts.backend,
             start_rollout_id=first,
             fresh_start=facts.loaded_iteration is None,
@@ -146,18 +197,6 @@ class Loop:
             self.narrator.log("info", f"successfully saved checkpoint from iteration {rollout_id:7d} to {where}")
         return self.clock() - started
 
-    def _report_generation(self, batch: RolloutBatch, *, first: bool) -> None:
-        metrics = generation_metrics(
-            batch.samples,
-            group_size=self.config.n_samples_per_prompt,
-            seconds=batch.seconds,
-            engines=self.config.rollout_num_engines,
-        )
-        if first:
-            self.narrator.first_sample(batch.samples[0])
-        self.narrator.finished(batch.samples[-1])
-        self.narrator.rollout_metrics("perf", batch.rollout_id, metrics | dict(batch.extra))
-
     def _train(self, batch: RolloutBatch, waiting_since: float) -> dict[str, float]:
         """Log-prob passes and optimizer steps on one rollout. Returns the perf metrics so far."""
         config, samples, rollout_id = self.config, batch.samples, batch.rollout_id
@@ -169,6 +208,8 @@ class Loop:
         advantages = self.trainer.advantages([s.reward for s in samples])
         metrics = rollout_metrics(samples, advantages, log_probs=log_probs, ref_log_probs=ref_log_probs)
         self.narrator.rollout_metrics("rollout", rollout_id, metrics)
+        if config.log_passrate:
+            report_passrate(self.narrator, config, batch)
         views = for_viewers(samples, log_probs, group_size=config.n_samples_per_prompt)
         self.narrator.samples(rollout_id, views, len(samples))
         self.history.rewards.append(metrics["rollout/raw_reward"])
@@ -179,13 +220,15 @@ class Loop:
                 tokens=sample.tokens,
                 response_length=len(sample.response_ids),
                 advantage=advantages[at],
-                rollout_log_probs=sample.rollout_log_probs,
+                rollout_log_probs=sample.rollout_log_probs or None,
                 log_probs=log_probs[at] if log_probs is not None else None,
                 ref_log_probs=ref_log_probs[at] if ref_log_probs is not None else None,
+                loss_mask=sample.loss_mask,
             )
             for at, sample in enumerate(samples)
         ]
-        self._steps(rollout_id, step_samples, perf)
+        self._steps(batch, step_samples, perf)
+        self._dump_training(rollout_id, samples)
         perf["perf/train_time"] = self.clock() - started
         perf["perf/step_time"] = perf["perf/train_wait_time"] + perf["perf/train_time"]
         perf["perf/wait_time_ratio"] = perf["perf/train_wait_time"] / max(perf["perf/step_time"], 1e-9)
@@ -205,25 +248,45 @@ class Loop:
         perf[f"perf/{name}_time"] = self.clock() - started
         return result
 
-    def _steps(self, rollout_id: int, samples: Sequence[StepSample], perf: dict[str, float]) -> None:
+    def _steps(self, batch: RolloutBatch, samples: Sequence[StepSample], perf: dict[str, float]) -> None:
         """The optimizer steps of one rollout, in the order of the samples."""
-        size, started = self.config.step_size, self.clock()
+        rollout_id, config, started = batch.rollout_id, self.config, self.clock()
+        size = config.step_size if config.fixed_step_size else len(samples)
+        steps = len(samples) // size
+        beside = self.replay.rollout(rollout_id, samples)
         with self.narrator.phase("train", rollout_id):
-            for step_id in range(self.config.steps_per_rollout):
-                step = rollout_id * self.config.steps_per_rollout + step_id
-                values = self.trainer.train_step(samples[step_id * size : (step_id + 1) * size], rollout_id)
+            for step_id in range(steps):
+                step = rollout_id * steps + step_id
+                part = samples[step_id * size : (step_id + 1) * size]
+                values = self.trainer.train_step(part, rollout_id)
                 self.history.steps.append(values)
-                self.narrator.step_metrics(step, _named(values, size), rollout_id=rollout_id, step_in_rollout=step_id)
+                named = _named(values, size) | beside.step(values, tokens=sum(s.response_length for s in part))
+                self.narrator.step_metrics(step, named, rollout_id=rollout_id, step_in_rollout=step_id)
+                if config.ci_save_grad_norm or config.ci_load_grad_norm:
+                    self._grad_norm_file(rollout_id, step_id, values["grad_norm"])
+        beside.end()
         perf["perf/actor_train_time"] = self.clock() - started
         perf["perf/actor_train_tok_per_s"] = sum(len(s.tokens) for s in samples) / max(
             perf["perf/actor_train_time"], 1e-9
         )
 
+    def _grad_norm_file(self, rollout_id: int, step_id: int, grad_norm: float) -> None:
+        kept = self.trainer.grad_norm_file(rollout_id, step_id, grad_norm)
+        if kept is not None and kept.problem:
+            report_dump(self.narrator, self.history, kept, rollout_id)
+
+    def _dump_training(self, rollout_id: int, samples: Sequence[Sample]) -> None:
+        if self.config.train_dumps is not None:
+            with self.narrator.phase("save_train_data", rollout_id):
+                dumped = self.trainer.save_train_data(rollout_id, samples)
+            report_dump(self.narrator, self.history, dumped, rollout_id)
+
     def _sync(self, version: str, first_rollout: int, perf: dict[str, float]) -> None:
         """Weights to the engines, then the line `perf N` of the rollout that ends here."""
-        self.swap.before_push(first_rollout - 1, perf)
-        perf["perf/update_weights_time"] = self._push(version, first_rollout)
-        self.swap.after_push(first_rollout - 1, perf)
+        if not self._train_only:
+            self.swap.before_push(first_rollout - 1, perf)
+            perf["perf/update_weights_time"] = self._push(version, first_rollout)
+            self.swap.after_push(first_rollout - 1, perf)
         self.narrator.rollout_metrics("perf", first_rollout - 1, perf)
 
     def _push(self, version: str, first_rollout: int) -> float:
@@ -238,7 +301,10 @@ class Loop:
 
     def _resync(self, rollout_id: int, engines: Sequence[EngineFacts]) -> None:
         """The weights of a rollout that is running to engines that came back: they do not change before its end."""
-        version, started = version_for(rollout_id), self.clock()
+        self._resync_to(version_for(rollout_id), engines)
+
+    def _resync_to(self, version: str, engines: Sequence[EngineFacts]) -> None:
+        started, rollout_id = self.clock(), 0 if version == BASE_VERSION else int(version)
         with self.narrator.phase("update_weights", rollout_id), self.swap.weights_awake():
             # The first weights are those that it was started from; an engine of an earlier trainer may hold others.
             report = self.trainer.verify(engines) if version == BASE_VERSION else None

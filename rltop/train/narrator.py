@@ -58,8 +58,10 @@ class Narrator:
             yield
         self._line(f"Timer {timer} end (elapsed: {self.clock() - started:.1f}s)")
 
-    def rollout_metrics(self, word: Literal["rollout", "perf"], rollout_id: int, values: Mapping[str, float]) -> None:
-        """A line `rollout N: {...}` or `perf N: {...}`."""
+    def rollout_metrics(
+        self, word: Literal["rollout", "perf", "eval", "passrate"], rollout_id: int, values: Mapping[str, float]
+    ) -> None:
+        """A line `rollout N: {...}`, `perf N: {...}`, `eval N: {...}` or `passrate N: {...}`."""
         self.reporter.metrics(dict(values), step=rollout_id, axis="rollout", rollout_id=rollout_id)
         self._line(f"{word} {rollout_id}: {dict(values)}")
 

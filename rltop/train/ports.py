@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rltop.train.dump import Dumped
 from rltop.train.sample import Sample
 
 BASE_VERSION = "default"
@@ -43,10 +44,13 @@ class StepSample:
     """Prompt and response."""
     response_length: int
     advantage: float
-    rollout_log_probs: tuple[float, ...]
+    rollout_log_probs: tuple[float, ...] | None
+    """As the engine reported them; None: not known."""
     log_probs: tuple[float, ...] | None
     """The actor's own, from the separate pass; None: the step uses its own forward, so its ratio is exactly 1."""
     ref_log_probs: tuple[float, ...] | None
+    loss_mask: tuple[int, ...] | None = None
+    """One bit per response token, 0 = not trained on; None: all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,12 @@ class RolloutBatch:
     seconds: float
     extra: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the generation, by their full name."""
+    dumped: Dumped | None = None
+    """What became of the dump of these samples; None: there was to be none."""
+    dataset: str = ""
+    """Of an evaluation: whose prompts."""
+    source: str = ""
+    """Of samples that were loaded: the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,8 @@ class Trainer(Protocol):
         ...
 
     def freeze_base(self, directory: str) -> BaseFacts:
-        """Write the weights as they are now to `directory` for the engines, and take the reference model."""
+        """Write the weights as they are now to `directory` for the engines (empty: there are none), and take the
+        reference model."""
         ...
 
     def log_probs(
@@ -168,6 +179,15 @@ class Trainer(Protocol):
 
     def train_step(self, samples: Sequence[StepSample], rollout_id: int) -> dict[str, float]:
         """One optimizer step. Metrics without prefix: loss, pg_loss, grad_norm, ..."""
+        ...
+
+    def save_train_data(self, rollout_id: int, samples: Sequence[Sample]) -> Dumped:
+        """Save what the samples of a rollout were trained with, since its first step (`--save-debug-train-data`)."""
+        ...
+
+    def grad_norm_file(self, rollout_id: int, step_id: int, grad_norm: float) -> Dumped | None:
+        """Save the grad_norm of a step (`--ci-save-grad-norm`), or compare it with the saved one
+        (`--ci-load-grad-norm`): RltopError where they differ by more than 1 % and 0.01, or there is none."""
         ...
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
@@ -221,6 +241,11 @@ class Rollouts(Protocol):
         """Worked examples of the task for the cold start."""
         ...
 
+    def checkpoint(self) -> str:
+        """Where no trainer says it: the Hugging Face directory that the engines serve, rltop's tiny model if none is
+        given."""
+        ...
+
     def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
         """Start the engines from the base checkpoint; returns when they answer."""
         ...
@@ -238,6 +263,10 @@ class Rollouts(Protocol):
 
         resync: called meanwhile, in this thread, for engines that came back without these weights.
         """
+        ...
+
+    def evaluate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        """As `generate`, on the task's evaluation prompts. Nothing trains on these samples."""
         ...
 
     def offload(self, *, late: bool = False) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
+from rltop.train.dump_preflight import check_dumps
 from rltop.train.layout import Divisible, check_layout
 from rltop.train.resume import REFERENCE, TRACKER, find_checkpoint
 
@@ -30,14 +31,19 @@ def preflight(config: TrainConfig) -> None:
     if config.engine_python is not None and not config.engine_python.is_file():
         raise RltopError("no such interpreter", where=f"--engine-python {config.engine_python}", why="there is no file")
     _check_resume(config)
-    dumps = config.save_debug_rollout_data
+    rollouts, training = config.rollout_dumps, config.train_dumps
+    if config.dump_details is not None:
+        rollouts = training = None
     for flag, directory in (
         ("--save-dir", config.save_dir),
         ("--save", config.save),
-        ("--save-debug-rollout-data", None if dumps is None else Path(dumps.format(rollout_id=0)).parent),
+        ("--dump-details", config.dump_details),
+        ("--save-debug-rollout-data", None if rollouts is None else Path(rollouts.format(rollout_id=0)).parent),
+        ("--save-debug-train-data", None if training is None else Path(training.format(rollout_id=0, rank=0)).parent),
     ):
         if directory is not None:
             _require_writable(directory, flag)
+    check_dumps(config)
 
 
 def _check_resume(config: TrainConfig) -> None:

@@ -1,8 +1,8 @@
 """The rollout side: a Ray actor with the task, the tokenizer and one HTTP client per engine.
 
-It holds no weights and needs no torch (but to save a rollout for debugging). Which engines there are may change while a
-rollout runs: see `dispatch`. Every request names the weight version that it requires; a sample of another
-version is never handed out (`EngineClient.generate`).
+It holds no weights and needs no torch (but to save or load a rollout for debugging). Which engines there are may
+change while a rollout runs: see `dispatch`. Every request names the weight version that it requires; a sample of
+another version is never handed out (`EngineClient.generate`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from rltop.engines.client import EngineClient
 from rltop.train.arguments import TrainConfig
 from rltop.train.chat import Chat
 from rltop.train.dispatch import Key, News, Roster, Turn, Unanswered, dispatch
-from rltop.train.dump import save_rollout
+from rltop.train.dump import Dumped, save_rollout, save_tokenizer
+from rltop.train.load_dump import Expected, check_text, dump_path, load_rollout
 from rltop.train.ports import EngineFacts, RolloutBatch
 from rltop.train.sample import Sample, Status
-from rltop.train.task import SortDigits, Task, stream_seed
+from rltop.train.task import Prompt, SortDigits, Task, stream_seed
 
 DEMONSTRATIONS = 4096
 """Worked examples of the cold start; batches are drawn from them."""
 IN_FLIGHT = 2
 """Requests per engine at a time when load decides: while one is answered, the next is there already."""
+EVALUATION_PROMPTS = 64
+"""Prompts of an evaluation."""
 TURNS = 4
 """How many requests an engine makes of its even share then: more balance better, fewer batch better."""
 
@@ -60,8 +63,19 @@ class RolloutManager:
         """Of this worker."""
         return os.getpid()
 
+    def checkpoint(self, work_dir: str) -> str:
+        """What the engines serve where no trainer starts: --hf-checkpoint, else rltop's tiny model, made here."""
+        if self._config.hf_checkpoint is not None:
+            return str(self._config.hf_checkpoint)
+        from rltop.train.tiny_model import TinyModelConfig, make_tiny_model  # needs torch
+
+        return str(make_tiny_model(Path(work_dir) / "tiny", TinyModelConfig(seed=self._config.seed)))
+
     def load(self, checkpoint: str) -> None:
         """Read the tokenizer."""
+        if self._config.dump_details is not None:
+            # Of no consequence for the run; the dumps themselves say it when the disk takes nothing.
+            save_tokenizer(Path(checkpoint), self._config.dump_details / "tokenizer")
         self._chat = Chat(Path(checkpoint), use_template=self._config.apply_chat_template)
         self._prompt_template = self._config.apply_chat_template and not self._config.plants("no-template")
 
@@ -86,24 +100,51 @@ class RolloutManager:
 
     def generate(self, rollout_id: int, version: str) -> RolloutBatch:
         """All samples of a rollout, from weights of exactly `version`, in order of their index, with rewards."""
+        began, config = time.monotonic(), self._config
+        prompts = self._task.prompts(rollout_id, config.rollout_batch_size)
+        requests = self._requests(rollout_id, "sample", prompts, config.n_samples_per_prompt)
+        samples, extra = self._answered(requests, version, f"rollout {rollout_id}")
+        dumped = self._saved(rollout_id, samples)
+        return RolloutBatch(rollout_id, samples, time.monotonic() - began, extra, dumped)
+
+    def evaluate(self, rollout_id: int, version: str) -> RolloutBatch:
+        """The samples of an evaluation. The same prompts and seeds every time: only the weights differ."""
         began = time.monotonic()
+        prompts = self._task.evaluation(EVALUATION_PROMPTS)
+        requests = self._requests(0, "evaluation", prompts, self._config.n_samples_per_eval_prompt)
+        samples, extra = self._answered(requests, version, f"evaluation of rollout {rollout_id}")
+        dumped = self._saved(rollout_id, samples, evaluation=True)
+        return RolloutBatch(rollout_id, samples, time.monotonic() - began, extra, dumped, self._task.name)
+
+    def replay(self, rollout_id: int, expected: Expected) -> RolloutBatch:
+        """The samples of a rollout out of a dump. Raises RltopError for one that does not fit."""
+        began, pattern = time.monotonic(), str(self._config.load_debug_rollout_data)
+        path = dump_path(pattern, rollout_id)
+        samples = load_rollout(pattern, rollout_id, expected)
+        check_text(path, samples, self._chat.read)
+        return RolloutBatch(rollout_id, samples, time.monotonic() - began, source=str(path))
+
+    def _answered(
+        self, requests: Sequence[Request], version: str, where: str
+    ) -> tuple[tuple[Sample, ...], dict[str, float]]:
         self._forget(self._roster.members)
         found = dispatch(
-            self._turns(self._requests(rollout_id)),
+            self._turns(requests),
             functools.partial(self._ask, version),
             self._roster,
             in_flight=1 if self._fixed else IN_FLIGHT,
             retry=self._retry,
-            where=f"rollout {rollout_id}",
+            where=where,
         )
-        samples = tuple(sorted(found.samples, key=lambda sample: sample.index))
         extra: dict[str, float] = {}
         if self._retry:
             extra["rollout/requests_retried"] = float(found.retried)
             extra |= {f"rollout/engine_failures/{name}": float(n) for name, n in sorted(found.failures.items())}
-        if self._config.save_debug_rollout_data is not None:
-            save_rollout(self._config.save_debug_rollout_data, rollout_id, samples)
-        return RolloutBatch(rollout_id, samples, time.monotonic() - began, extra)
+        return tuple(sorted(found.samples, key=lambda sample: sample.index)), extra
+
+    def _saved(self, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool = False) -> Dumped | None:
+        pattern = self._config.rollout_dumps
+        return None if pattern is None else save_rollout(pattern, rollout_id, samples, evaluation=evaluation)
 
     @property
     def _fixed(self) -> bool:
@@ -128,14 +169,14 @@ class RolloutManager:
         pieces = [ordered[at : at + size] for at in range(0, len(ordered), size)]
         return [Turn([request for group in piece for request in group]) for piece in pieces]
 
-    def _requests(self, rollout_id: int) -> list[Request]:
-        config = self._config
+    def _requests(self, rollout_id: int, use: str, prompts: Sequence[Prompt], responses: int) -> list[Request]:
+        """use: names the random stream, so that an evaluation draws nothing that training does."""
         requests: list[Request] = []
-        for group, prompt in enumerate(self._task.prompts(rollout_id, config.rollout_batch_size)):
+        for group, prompt in enumerate(prompts):
             text, ids = self._chat.prompt(prompt.messages, use_template=self._prompt_template)
-            for _ in range(config.n_samples_per_prompt):
+            for _ in range(responses):
                 index = len(requests)
-                seed = stream_seed(config.seed, "sample", rollout_id, index)
+                seed = stream_seed(self._config.seed, use, rollout_id, index)
                 requests.append(Request(index, group, text, ids, prompt.label, seed))
         return requests
 

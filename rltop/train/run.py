@@ -19,7 +19,9 @@ from rltop.train.lifetime import Interrupted, Signals, no_child_left
 from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
 from rltop.train.ports import Rollouts
+from rltop.train.replayed_rollouts import ReplayedRollouts
 from rltop.train.resume import find_checkpoint
+from rltop.train.rollout_only import RolloutLoop
 from rltop.train.sides import NAMESPACE, Joined, RayRollouts, RayTrainer, bundles, place_fleet
 
 FLEET = "RLTOP_FLEET"
@@ -62,7 +64,8 @@ class Run:
             narrator.bye("done")
 
     def _train(self, narrator: Narrator) -> None:
-        config, fleet = self.config, self.environ.get(FLEET, "")
+        config = self.config
+        fleet = self.environ.get(FLEET, "") if config.engine_count else ""  # nothing is asked of it without engines
         run = self.environ.get("RLTOP_RUN") or self.work_dir.name
         joined = config.ray_address is not None
         group = f"rltop-{run}-{secrets.token_hex(4)}" if fleet and joined else ""
@@ -85,6 +88,8 @@ class Run:
                 where = Joined(group, ray) if joined else None
                 side = place_fleet(cluster, config, self.work_dir, run, narrator, link, self.clock, where)
                 self._loop(cluster, side, narrator).run()
+            elif not config.engine_count:
+                self._loop(cluster, ReplayedRollouts.place(cluster, config), narrator).run()
             else:
                 self._with_own_engines(
                     cluster, RayRollouts.place(cluster, config, self.work_dir, run, narrator), narrator
@@ -102,8 +107,10 @@ class Run:
             self.signals.shield()
             rollouts.stop()
 
-    def _loop(self, cluster: Cluster, rollouts: Rollouts, narrator: Narrator) -> Loop:
+    def _loop(self, cluster: Cluster, rollouts: Rollouts, narrator: Narrator) -> Loop | RolloutLoop:
         config = self.config
+        if not config.trainer_ranks:
+            return RolloutLoop(config, rollouts, narrator, self.history)
         # The first weights of the run that is resumed are kept: they may lie there under the other name.
         resumes = config.load is not None and find_checkpoint(config.load) is not None
         return Loop(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Status = Literal["completed", "truncated", "aborted"]
+Status = Literal["completed", "truncated", "aborted", "failed", "pending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Sample:
     response: str
     response_ids: tuple[int, ...]
     rollout_log_probs: tuple[float, ...]
-    """Per response token, from the engine at sampling time: natural log at the sampling temperature."""
+    """Per response token, from the engine at sampling time: natural log at the sampling temperature. Empty: not known,
+    in samples that were loaded."""
     reward: float
     label: str
     status: Status
@@ -34,11 +35,21 @@ class Sample:
     engine: str
     engine_generation: int = 1
     """Of the engine: how often it was started."""
+    loss_mask: tuple[int, ...] | None = None
+    """One bit per response token, 0 = not trained on; None: all are. Only samples that were loaded have one."""
+    source_index: int | None = None
+    """Of a sample that was loaded: its index over the whole run that made it."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Prompt and response."""
         return self.prompt_ids + self.response_ids
+
+    def trained(self, values: Sequence[float]) -> Sequence[float]:
+        """Of one value per response token those that are trained on."""
+        if self.loss_mask is None:
+            return values
+        return [value for value, bit in zip(values, self.loss_mask, strict=False) if bit]
 
 
 def token_mean(values: Iterable[Sequence[float]]) -> float:
@@ -54,27 +65,31 @@ def mean(values: Sequence[float]) -> float:
 
 def rollout_metrics(
     samples: Sequence[Sample],
-    advantages: Sequence[float],
+    advantages: Sequence[float] | None,
     *,
     log_probs: Sequence[Sequence[float]] | None,
     ref_log_probs: Sequence[Sequence[float]] | None,
 ) -> dict[str, float]:
-    """What slime's trainer logs on its line `rollout N`. A pass that did not run has no key: absent, never zero."""
+    """What slime's trainer logs on its line `rollout N`. What was not worked out has no key: absent, never zero.
+
+    advantages: None where nothing trains.
+    """
     metrics = {
         "rollout/response_lengths": mean([float(len(s.response_ids)) for s in samples]),
         "rollout/total_lengths": mean([float(len(s.tokens)) for s in samples]),
-        "rollout/rewards": mean(advantages),
         "rollout/raw_reward": mean([s.reward for s in samples]),
         "rollout/truncated": mean([float(s.status == "truncated") for s in samples]),
-        "rollout/rollout_log_probs": token_mean(s.rollout_log_probs for s in samples),
-        "rollout/advantages": token_mean(
-            [advantage] * len(s.response_ids) for advantage, s in zip(advantages, samples, strict=True)
-        ),
     }
-    if log_probs is not None:
-        metrics["rollout/log_probs"] = token_mean(log_probs)
-    if ref_log_probs is not None:
-        metrics["rollout/ref_log_probs"] = token_mean(ref_log_probs)
+    if any(s.rollout_log_probs for s in samples):
+        metrics["rollout/rollout_log_probs"] = token_mean(s.trained(s.rollout_log_probs) for s in samples)
+    if advantages is not None:
+        metrics["rollout/rewards"] = mean(advantages)
+        metrics["rollout/advantages"] = token_mean(
+            s.trained([advantage] * len(s.response_ids)) for advantage, s in zip(advantages, samples, strict=True)
+        )
+    for name, values in (("log_probs", log_probs), ("ref_log_probs", ref_log_probs)):
+        if values is not None:
+            metrics[f"rollout/{name}"] = token_mean(s.trained(part) for s, part in zip(samples, values, strict=True))
     return metrics
 
 
@@ -88,17 +103,50 @@ def zero_spread_groups(rewards: Sequence[float], group_size: int) -> dict[str, f
 def generation_metrics(samples: Sequence[Sample], *, group_size: int, seconds: float, engines: int) -> dict[str, float]:
     """What slime's rollout manager logs on its line `perf N`."""
     lengths = sorted(len(s.response_ids) for s in samples)
-    metrics = {
-        "rollout/response_len/mean": mean([float(n) for n in lengths]),
-        "rollout/response_len/median": float(statistics.median(lengths)),
-        "rollout/response_len/max": float(lengths[-1]),
-        "rollout/response_len/min": float(lengths[0]),
+    metrics = response_lengths(samples) | {
         "rollout/truncated_ratio": mean([float(s.status == "truncated") for s in samples]),
         "perf/rollout_time": seconds,
         "perf/tokens_per_gpu_per_sec": sum(lengths) / max(seconds, 1e-9) / engines,
         "perf/longest_sample_tokens_per_sec": lengths[-1] / max(seconds, 1e-9),
     }
     return metrics | zero_spread_groups([s.reward for s in samples], group_size)
+
+
+def pass_rates(rewards: Sequence[float], group_size: int) -> dict[str, float]:
+    """`pass@k` for k = 1, 2, 4, ... up to the group: the chance that one of k responses to a prompt has reward 1.
+
+    The estimator without bias of the HumanEval paper (arXiv 2107.03374, section 2.1), which slime uses too:
+    1 - C(n - c, k) / C(n, k) with c of n right, mean over the prompts. Empty for groups of one.
+    """
+    groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
+    right = [sum(reward == 1 for reward in group) for group in groups]
+    sizes = [2**power for power in range(group_size.bit_length())] if group_size > 1 else []
+    return {
+        f"pass@{k}": mean([1.0 - math.comb(group_size - c, k) / math.comb(group_size, k) for c in right]) for k in sizes
+    }
+
+
+def evaluation_metrics(dataset: str, samples: Sequence[Sample], *, group_size: int, passrate: bool) -> dict[str, float]:
+    """What slime logs on its line `eval N`: the mean reward, lengths, truncation, and pass@k with `passrate`."""
+    prefix = f"eval/{dataset}"
+    metrics = {prefix: mean([s.reward for s in samples])}
+    metrics |= {name.replace("rollout/", f"{prefix}/", 1): value for name, value in response_lengths(samples).items()}
+    metrics[f"{prefix}-truncated_ratio"] = mean([float(s.status == "truncated") for s in samples])
+    if passrate:
+        rates = pass_rates([s.reward for s in samples], group_size)
+        metrics |= {f"{prefix}-{name}": value for name, value in rates.items()}
+    return metrics
+
+
+def response_lengths(samples: Sequence[Sample]) -> dict[str, float]:
+    """`rollout/response_len/…`: tokens of the responses."""
+    lengths = sorted(len(s.response_ids) for s in samples)
+    return {
+        "rollout/response_len/mean": mean([float(n) for n in lengths]),
+        "rollout/response_len/median": float(statistics.median(lengths)),
+        "rollout/response_len/max": float(lengths[-1]),
+        "rollout/response_len/min": float(lengths[0]),
+    }
 
 
 def for_viewers(

@@ -13,6 +13,7 @@ from rltop.engines.launch import EngineSpec
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.cluster import Actor, Cluster
+from rltop.train.dump import Dumped
 from rltop.train.engine_actor import EngineActor, EngineLook
 from rltop.train.engine_memory import EngineMemory
 from rltop.train.fleet_link import FleetLink
@@ -32,6 +33,7 @@ from rltop.train.ports import (
     TrainerFacts,
 )
 from rltop.train.rollout_manager import RolloutManager
+from rltop.train.sample import Sample
 from rltop.train.trainer_actor import TrainActor
 
 LOOK_TIMEOUT_S = 5.0
@@ -39,9 +41,10 @@ STOP_TIMEOUT_S = 8.0
 
 
 def bundles(config: TrainConfig, *, engines: bool = True) -> tuple[dict[str, float], ...]:
-    """One bundle per trainer rank, of which the first also holds, at no cost, the rollout manager; then one per
-    engine, where these are placed by Ray."""
-    return tuple({"CPU": 1.0} for _ in range(config.layout.world + (config.rollout_num_engines if engines else 0)))
+    """One bundle per trainer rank, then one per engine, where these are placed by Ray. The first also holds, at no
+    cost, the rollout manager, so there is at least one."""
+    count = config.trainer_ranks + (config.engine_count if engines else 0)
+    return tuple({"CPU": 1.0} for _ in range(max(count, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,14 @@ class RayTrainer:
         values: dict[str, float] = self.ranks.call("train_step", samples, rollout_id)
         return values
 
+    def save_train_data(self, rollout_id: int, samples: Sequence[Sample]) -> Dumped:
+        dumped: Dumped = self.ranks.call("save_train_data", rollout_id, samples)
+        return dumped
+
+    def grad_norm_file(self, rollout_id: int, step_id: int, grad_norm: float) -> Dumped | None:
+        dumped: Dumped | None = self.ranks.call("grad_norm_file", rollout_id, step_id, grad_norm)
+        return dumped
+
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         report: SyncReport = self.ranks.call("verify", engines)
         return report
@@ -119,6 +130,7 @@ class RayRollouts:
     manager: Actor
     engines: list[Actor]
     narrator: Narrator
+    work_dir: Path
     facts: list[EngineFacts] = field(default_factory=list)
     memory: EngineMemory = field(default_factory=EngineMemory)
 
@@ -127,14 +139,18 @@ class RayRollouts:
         """Start the actors in their bundles; the engines themselves start in `start`."""
         manager = cluster.actor(RolloutManager, config, name="rollout manager", bundle=0, cpus=0)
         engines = [
-            cluster.actor(EngineActor, spec, name=f"engine {at}", bundle=config.layout.world + at, cpus=1)
+            cluster.actor(EngineActor, spec, name=f"engine {at}", bundle=config.trainer_ranks + at, cpus=1)
             for at, spec in enumerate(engine_specs(config, work_dir, run))
         ]
-        return cls(manager, engines, narrator)
+        return cls(manager, engines, narrator, work_dir)
 
     def load(self, checkpoint: str) -> None:
         self.manager.ready()
         self.manager.call("load", checkpoint)
+
+    def checkpoint(self) -> str:
+        self.manager.ready()
+        return str(self.manager.call("checkpoint", str(self.work_dir)))
 
     def demonstrations(self) -> list[Example]:
         examples: list[Example] = self.manager.call("demonstrations")
@@ -175,6 +191,10 @@ class RayRollouts:
     def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
         for engine in taken_back(self.memory, tags, no_update=no_update):
             self.narrator.engine(engine, "HEALTHY")
+
+    def evaluate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        batch: RolloutBatch = self.manager.call("evaluate", rollout_id, version, watch=[self.look])
+        return batch
 
     def look(self, wait_s: float = 0.0) -> None:
         """Raise RltopError if an engine process is gone, or goes within `wait_s`."""
@@ -285,7 +305,7 @@ def place_fleet(
         slot = {"id": spec.engine_id, "kind": spec.kind, "python": str(spec.python)}
         slots.append(slot | {"args": list(spec.args), "env": dict(spec.env)})
         if joined is not None:
-            bundle = config.layout.world + at
+            bundle = config.trainer_ranks + at
             resources = bundles(config)[bundle]
             slots[-1]["place"] = {"placement_group": joined.group, "bundle": bundle, "resources": resources}
     launcher, ray = ("local", None) if joined is None else ("ray", joined.ray)
@@ -295,4 +315,4 @@ def place_fleet(
         time.sleep(seconds)
 
     order = Order(slots=slots, launcher=launcher, ray=ray)
-    return FleetRollouts(config, manager, link, order, narrator, clock, pause)
+    return FleetRollouts(config, manager, link, order, narrator, clock, pause, work_dir)

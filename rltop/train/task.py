@@ -33,7 +33,14 @@ class Demonstration:
 class Task(Protocol):
     """What the rollout manager and the cold start need of a task."""
 
+    @property
+    def name(self) -> str:
+        """Of its evaluation prompts, as a data set."""
+        ...
+
     def prompts(self, rollout_id: int, count: int) -> list[Prompt]: ...
+
+    def evaluation(self, count: int) -> list[Prompt]: ...
 
     def demonstrations(self, count: int) -> list[Demonstration]: ...
 
@@ -52,9 +59,19 @@ class SortDigits:
 
     seed: int
 
+    @property
+    def name(self) -> str:
+        return "sort"
+
     def prompts(self, rollout_id: int, count: int) -> list[Prompt]:
         """The prompts of a rollout, a function of seed, rollout and position only."""
         digits = [self._digits("prompt", rollout_id, index) for index in range(count)]
+        return [Prompt(_question(three), " ".join(map(str, sorted(three)))) for three in digits]
+
+    def evaluation(self, count: int) -> list[Prompt]:
+        """The prompts of every evaluation, drawn independently of the others. There are only 720 questions in all, so
+        training meets some of them too."""
+        digits = [self._digits("evaluation", 0, index) for index in range(count)]
         return [Prompt(_question(three), " ".join(map(str, sorted(three)))) for three in digits]
 
     def demonstrations(self, count: int) -> list[Demonstration]:

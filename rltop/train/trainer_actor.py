@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rltop.engines.client import EngineClient
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
+from rltop.train.dump import Dumped, write_dump
 from rltop.train.ports import (
     BASE_VERSION,
     BaseFacts,
@@ -26,11 +27,13 @@ from rltop.train.ports import (
     TrainerFacts,
 )
 from rltop.train.resume import REFERENCE, Checkpoint, find_checkpoint, keep_reference
+from rltop.train.sample import Sample
 
 if TYPE_CHECKING:
-    from rltop.train.megatron.backend import MegatronBackend
+    from rltop.train.megatron.backend import Forward, MegatronBackend
     from rltop.train.offload import Offload, Part
     from rltop.train.sync import Stages
+    from rltop.train.train_dump import TrainRecord
 
 
 COLD_START_BATCH = 64
@@ -51,6 +54,7 @@ class TrainActor:
         self._resumed: Checkpoint | None = None
         self._work_dir = Path(work_dir)
         self._clients: dict[str, EngineClient] = {}
+        self._record: TrainRecord | None = None
         self._published: tuple[str, Path] | None = None
         """The version that this process put on disk last, and where."""
 
@@ -146,7 +150,8 @@ class TrainActor:
         from rltop.train.sync import digest_of, named
 
         config, self._base = self._config, Path(directory)
-        self._backend.save_hf(self._base)
+        if directory:
+            self._backend.save_hf(self._base)
         source = config.ref_load
         if config.keeps_reference and self._resumed is not None:
             source = self._resumed.root / REFERENCE
@@ -190,6 +195,7 @@ class TrainActor:
                 old_log_probs=sample.log_probs,
                 ref_log_probs=sample.ref_log_probs,
                 rollout_log_probs=sample.rollout_log_probs,
+                loss_mask=sample.loss_mask,
             )
             for sample in samples
         ]
@@ -201,7 +207,45 @@ class TrainActor:
             entropy_coef=config.entropy_coef,
             calculate_per_token_loss=config.calculate_per_token_loss,
         )
-        return self._backend.train_step(batch, loss, rollout_id=rollout_id)
+        if config.train_dumps is None:
+            return self._backend.train_step(batch, loss, rollout_id=rollout_id)
+        seen: list[Forward] = []
+        metrics = self._backend.train_step(batch, loss, rollout_id=rollout_id, capture=seen)
+        if self._place.rank == 0:
+            self._note_step(samples, seen)
+        return metrics
+
+    def _note_step(self, samples: Sequence[StepSample], seen: Sequence[Forward]) -> None:
+        """For the dump of the rollout."""
+        from rltop.train.megatron.batching import TokenSample
+        from rltop.train.train_dump import TrainRecord
+
+        if self._record is None:
+            self._record = TrainRecord(self._config.layout)
+        tokens = [TokenSample(sample.tokens, sample.response_length) for sample in samples]
+        schedule = [self._backend.schedule(tokens, replica) for replica in range(self._config.layout.data)]
+        self._record.add(samples, [one.log_probs for one in seen], [one.entropy for one in seen], schedule)
+
+    def save_train_data(self, rollout_id: int, samples: Sequence[Sample]) -> Dumped:
+        """Write the dump of the rollout whose steps are done, from rank 0."""
+        pattern, record = self._config.train_dumps, self._record
+        self._record = None
+        if pattern is None or record is None:
+            return Dumped("")
+        return write_dump(Path(pattern.format(rollout_id=rollout_id, rank=0)), record.payload(rollout_id, samples))
+
+    def grad_norm_file(self, rollout_id: int, step_id: int, grad_norm: float) -> Dumped | None:
+        """slime's comparison of two runs, and its numbers."""
+        from rltop.train.grad_norm import compare_grad_norm, save_grad_norm
+
+        config = self._config
+        if self._place.rank != 0:
+            return None
+        if config.ci_save_grad_norm is not None:
+            return save_grad_norm(config.ci_save_grad_norm, rollout_id, step_id, grad_norm)
+        if config.ci_load_grad_norm is not None:
+            compare_grad_norm(config.ci_load_grad_norm, rollout_id, step_id, grad_norm)
+        return None
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         """Whether the engines hold the base weights under SGLang's name for them; nothing is pushed."""

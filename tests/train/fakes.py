@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rltop.train.dump import Dumped
 from rltop.train.ports import (
     BASE_VERSION,
     BaseFacts,
@@ -44,6 +45,8 @@ class FakeTrainer:
     base_reply: EngineReply | None = None
     planted: bool = False
     loaded_iteration: int | None = None
+    disk: str = ""
+    """Why it takes nothing."""
 
     def load(self) -> TrainerFacts:
         self.calls.append("load")
@@ -69,6 +72,14 @@ class FakeTrainer:
     def train_step(self, samples: Sequence[StepSample], rollout_id: int) -> dict[str, float]:
         self.calls.append(("train_step", rollout_id, tuple(samples)))
         return {"loss": 0.5, "grad_norm": 0.1, "train_rollout_logprob_abs_diff": 0.001 * (1 + rollout_id), "lr": 1e-3}
+
+    def save_train_data(self, rollout_id: int, samples: Sequence[Sample]) -> Dumped:
+        self.calls.append(("save_train_data", rollout_id, len(samples)))
+        return Dumped(f"/dumps/{rollout_id}.pt", self.disk)
+
+    def grad_norm_file(self, rollout_id: int, step_id: int, grad_norm: float) -> Dumped | None:
+        self.calls.append(("grad_norm_file", rollout_id, step_id, grad_norm))
+        return Dumped("/norm.pt", self.disk)
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         self.calls.append("verify")
@@ -108,12 +119,17 @@ class FakeRollouts:
     """Engines that come back without weights, per rollout."""
     held: list[Holding] = field(default_factory=list)
     """What released engines hold."""
+    disk: str | None = None
+    """Why dumps cannot be written; None: none are."""
 
     def load(self, checkpoint: str) -> None:
         self.calls.append(("tokenizer", checkpoint))
 
     def demonstrations(self) -> list[Example]:
         return [((1, 2, 3), 1)]
+
+    def checkpoint(self) -> str:
+        return "/model"
 
     def start(self, base: BaseFacts) -> Sequence[EngineFacts]:
         self.calls.append(("engines", base.checkpoint))
@@ -130,6 +146,13 @@ class FakeRollouts:
         self.calls.append(("generate", rollout_id, version))
         if self.back:
             resync(self.back.pop(0))
+        return self._batch(rollout_id, version)
+
+    def evaluate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        self.calls.append(("evaluate", rollout_id, version))
+        return self._batch(rollout_id, version, dataset="sort")
+
+    def _batch(self, rollout_id: int, version: str, dataset: str = "") -> RolloutBatch:
         samples = tuple(
             Sample(
                 index=at,
@@ -148,7 +171,8 @@ class FakeRollouts:
             )
             for at in range(4)
         )
-        return RolloutBatch(rollout_id, samples, 0.5)
+        dumped = None if self.disk is None else Dumped(f"/dumps/{rollout_id}.pt", self.disk)
+        return RolloutBatch(rollout_id, samples, 0.5, dumped=dumped, dataset=dataset)
 
     def offload(self, *, late: bool = False) -> None:
         self.calls.append(("offload", late))

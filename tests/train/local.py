@@ -18,10 +18,12 @@ from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig
 from rltop.train.engine_actor import EngineActor
 from rltop.train.engine_memory import EngineMemory
+from rltop.train.load_dump import expected_of
 from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
 from rltop.train.ports import BaseFacts, EngineFacts, Example, Holding, Resync, RolloutBatch, SyncReport
 from rltop.train.rollout_manager import RolloutManager
+from rltop.train.rollout_only import RolloutLoop
 from rltop.train.sides import engine_specs, lent_out, taken_back
 from rltop.train.trainer_actor import TrainActor
 
@@ -36,9 +38,14 @@ class LocalRollouts:
     actors: list[EngineActor] = field(default_factory=list)
     facts: list[EngineFacts] = field(default_factory=list)
     memory: EngineMemory = field(default_factory=EngineMemory)
+    tokenizer: Path = Path()
 
     def load(self, checkpoint: str) -> None:
         self.manager.load(checkpoint)
+        self.tokenizer = Path(checkpoint)
+
+    def checkpoint(self) -> str:
+        return self.manager.checkpoint(str(self.work_dir))
 
     def demonstrations(self) -> list[Example]:
         return self.manager.demonstrations()
@@ -60,6 +67,8 @@ class LocalRollouts:
         """Nobody brings an engine back."""
 
     def generate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        if self.config.mode == "train-only":
+            return self.manager.replay(rollout_id, expected_of(self.config, self.tokenizer))
         return self.manager.generate(rollout_id, version)
 
     def offload(self, *, late: bool = False) -> None:
@@ -70,6 +79,9 @@ class LocalRollouts:
 
     def onload(self, tags: Sequence[str], *, no_update: bool = False) -> None:
         taken_back(self.memory, tags, no_update=no_update)
+
+    def evaluate(self, rollout_id: int, version: str, resync: Resync) -> RolloutBatch:
+        return self.manager.evaluate(rollout_id, version)
 
     def stop(self) -> None:
         self.manager.connect([])
@@ -92,23 +104,26 @@ def run_locally(config: TrainConfig, work_dir: Path) -> Outcome:
     """One run of the real loop; its records go over a real socket."""
     history = History()
     with ingest() as (address, socket), Reporter(address=address, run="test") as reporter:
-        trainer = TrainActor(config, str(work_dir))
+        trainer = TrainActor(config, str(work_dir)) if config.trainer_ranks else None
         rollouts = LocalRollouts(config, work_dir, RolloutManager(config))
         narrator = Narrator(reporter, time.monotonic)
-        loop = Loop(
-            config=config,
-            trainer=trainer,
-            rollouts=rollouts,
-            narrator=narrator,
-            clock=time.monotonic,
-            base_directory=work_dir / "initial",
-            history=history,
-        )
+        loop: Loop | RolloutLoop = RolloutLoop(config, rollouts, narrator, history)
+        if trainer is not None:
+            loop = Loop(
+                config=config,
+                trainer=trainer,
+                rollouts=rollouts,
+                narrator=narrator,
+                clock=time.monotonic,
+                base_directory=work_dir / "initial",
+                history=history,
+            )
         try:
             loop.run()
         finally:
             rollouts.stop()
-            trainer.disconnect()
+            if trainer is not None:
+                trainer.disconnect()
         narrator.bye("done")
         return Outcome(history, records_until_bye(socket))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import resource
+import signal
 from pathlib import Path
 
-import pytest
 import torch
 
-from rltop.errors import RltopError
 from rltop.evidence.collect import collect
-from rltop.train.dump import save_rollout
+from rltop.train.dump import Dumped, save_rollout, slime_sample, write_dump
 from rltop.train.sample import Sample, Status
 
 SLIMES = {
@@ -41,8 +42,8 @@ def sample(at: int, status: Status = "completed") -> Sample:
 
 
 def test_a_dump_is_slimes(tmp_path: Path) -> None:
-    path = save_rollout(f"{tmp_path}/d/{{rollout_id}}.pt", 7, [sample(at) for at in range(4)])
-    assert path == tmp_path / "d" / "7.pt"
+    path = tmp_path / "d" / "7.pt"
+    assert save_rollout(f"{tmp_path}/d/{{rollout_id}}.pt", 7, [sample(at) for at in range(4)]) == Dumped(str(path))
     content = torch.load(path, weights_only=True)
     assert content["rollout_id"] == 7
     first, last = content["samples"][0], content["samples"][-1]
@@ -64,9 +65,29 @@ def test_rltops_own_reader_finds_the_versions(tmp_path: Path) -> None:
     assert {(one.rollout_id, one.weight_version) for one in found.samples} == {(0, "7"), (1, "7")}
 
 
-def test_a_disk_that_takes_nothing_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_is_told_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("a file where the directory should be")
-    with pytest.raises(RltopError) as caught:
-        save_rollout(f"{tmp_path}/d/{{rollout_id}}.pt", 0, [sample(0)])
-    assert caught.value.where == f"--save-debug-rollout-data {tmp_path}/d/0.pt"
-    assert caught.value.exit_code == 1
+    dumped = save_rollout(f"{tmp_path}/d/{{rollout_id}}.pt", 0, [sample(0)])
+    assert dumped.path == f"{tmp_path}/d/0.pt"
+    assert "File exists" in dumped.problem or "Not a directory" in dumped.problem
+
+
+def test_a_disk_that_fills_up_in_the_middle_leaves_no_half_a_file(tmp_path: Path) -> None:
+    content = {"rollout_id": 0, "samples": [slime_sample(sample(0), first=at, first_group=0) for at in range(2_000)]}
+    full = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    full((64 * 1024, before[1]))
+    try:
+        dumped = write_dump(tmp_path / "0.pt", content)
+    finally:
+        full(before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert dumped.problem
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_has_slimes_prefix(tmp_path: Path) -> None:
+    dumped = save_rollout(f"{tmp_path}/{{rollout_id}}.pt", 3, [sample(0)], evaluation=True)
+    assert dumped == Dumped(f"{tmp_path}/eval_3.pt")
+    assert torch.load(dumped.path, weights_only=True)["rollout_id"] == 3

@@ -69,6 +69,7 @@ class FleetRun:
                 narrator,
                 time.monotonic,
                 lambda seconds: None,
+                self.directory,
             )
             loop = Loop(
                 config=self.config,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,13 @@ _log = logging.getLogger(__name__)
 
 MicroLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 """(micro-batch, log-probs, entropy) -> (its share of the step's loss, its shares of the metrics)."""
+
+
+class Forward(NamedTuple):
+    """What a training forward saw of one sample: `[response_length]` fp32 CPU tensors, in nats."""
+
+    log_probs: Tensor
+    entropy: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,14 +212,20 @@ class MegatronBackend:
         return [every[index] for index in range(len(batch))]
 
     def train_step(
-        self, samples: Sequence[TrainSample], loss: LossConfig, *, rollout_id: int | None = None
+        self,
+        samples: Sequence[TrainSample],
+        loss: LossConfig,
+        *,
+        rollout_id: int | None = None,
+        capture: list[Forward] | None = None,
     ) -> dict[str, float]:
         """One optimizer step over all samples, in as many micro-batches as they need.
 
         Returns loss, pg_loss, entropy_loss, ppo_kl, pg_clipfrac, kl_loss (with reference),
         train_rollout_logprob_abs_diff (with engine log-probs), grad_norm (global L2 before clipping), lr,
         step_skipped (0 or 1). `rollout_id` only decides when planted faults act; without it the number of steps so
-        far is taken.
+        far is taken. `capture` gets what the step's own forward saw of every sample, in the given order; it must be
+        wanted on all ranks or on none.
         """
         rollout = self._steps if rollout_id is None else rollout_id
         batches = self._micro_batches(samples)
@@ -221,7 +234,12 @@ class MegatronBackend:
         # The planted fault: the mean over tokens times their number. Only the loss is wrong, the other metrics are not.
         scale = sum(sum(mask_of(sample)) for sample in samples) if summed else 1
 
+        mine: dict[int, Tensor] = {}
+
         def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            if capture is not None:
+                both = torch.stack([log_probs, entropy]).detach().cpu()
+                mine.update(zip(micro.samples, torch.split(both, list(micro.sizes), dim=1), strict=True))
             terms = token_terms(
                 [samples[index] for index in micro.samples], [weights[index] for index in micro.samples], self._device
             )
@@ -235,7 +253,22 @@ class MegatronBackend:
             self._nan_planted = True
         metrics |= self._update(self._optimizer)
         self._steps += 1
+        if capture is not None:
+            every = self.ranks.from_last_stage(self.ranks.union_of_replicas(mine))
+            capture += [Forward(*(part.clone() for part in every[index])) for index in range(len(samples))]
         return metrics
+
+    def schedule(self, samples: Sequence[HasTokens], replica: int) -> list[tuple[int, ...]]:
+        """The micro-batches of one data parallel rank, as indices of `samples`. Any rank can tell those of all."""
+        lengths, step = [len(sample.tokens) for sample in samples], self.config.global_batch_size
+        replicas = self.ranks.place.layout.data
+        share = balanced(lengths, replicas, step_samples=step)[replica]
+        chosen = plan(
+            [lengths[index] for index in share],
+            max_tokens=self.config.max_tokens_per_micro_batch,
+            step_samples=-(-step // replicas) if step else None,
+        )
+        return [tuple(share[at] for at in part) for part in chosen]
 
     def cold_start(self, examples: Sequence[HasTokens], steps: int, lr: float, *, batch_size: int = 256) -> list[float]:
         """Supervised steps on the responses of `examples`; returns the mean token loss (nats) of each step.
@@ -327,20 +360,13 @@ class MegatronBackend:
     def _micro_batches(self, samples: Sequence[HasTokens]) -> list[MicroBatch]:
         """This replica's share of the samples. Every rank checks all of them, so that all refuse a bad one together."""
         check_samples(samples, vocab_size=self.shape.vocab_size, max_positions=self.shape.max_positions)
-        lengths, step = [len(sample.tokens) for sample in samples], self.config.global_batch_size
         place = self.ranks.place
         replicas = place.layout.data
         if len(samples) < replicas:
             raise RltopError(
                 "fewer samples than data parallel replicas", where="the batch", why=f"{len(samples)} for {replicas}"
             )
-        share = balanced(lengths, replicas, step_samples=step)[place.data]
-        chosen = plan(
-            [lengths[index] for index in share],
-            max_tokens=self.config.max_tokens_per_micro_batch,
-            step_samples=-(-step // replicas) if step else None,
-        )
-        return [collate(samples, tuple(share[at] for at in part), self._device) for part in chosen]
+        return [collate(samples, part, self._device) for part in self.schedule(samples, place.data)]
 
     def _token_weights(self, samples: Sequence[TrainSample], *, per_token: bool) -> list[list[float]]:
         masks = [mask_of(sample) for sample in samples]
