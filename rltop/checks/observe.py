@@ -109,6 +109,19 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorFinding:
+    """One tensor that is not what it should be."""
+
+    name: str
+    kind: str
+    """`zero`, `nan`, `wrong-shape`, `wrong-layer`, `stale`, `missing`, `extra`, `buffer-lost`, `different`."""
+    detail: str = ""
+    max_abs_err: float | None = None
+    parameter: str = ""
+    """The engine's name, where it is another one."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSync:
     """What one engine answered to a weight sync."""
 
@@ -119,6 +132,10 @@ class EngineSync:
     digest: str = ""
     same: bool | None = None
     """The engine holds what the trainer pushed, as the trainer found by comparing; None: only the digests say."""
+    findings: tuple[TensorFinding, ...] = ()
+    """The first tensors that differ, zero ones first."""
+    differing: int = 0
+    """How many tensors differ; 0 where nobody counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +150,10 @@ class SyncEvent:
     engines: tuple[EngineSync, ...] = ()
     digest: str = ""
     """Digest of the pushed tensors as the trainer sees them; empty where not computed."""
+    checked: bool = False
+    """The engines' weights were random numbers before this sync, so that nothing could be equal by accident."""
+    findings: tuple[TensorFinding, ...] = ()
+    """Tensors in which the trainer is not what it was loaded from."""
     segment: int = 0
     time: float | None = None
     where: Where | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rltop.checks.found import HttpCall
-from rltop.checks.observe import Observations, SyncEvent, Where
+from rltop.checks.observe import Observations, SyncEvent, TensorFinding, Where
 from rltop.checks.phrase import mismatches
 
 UPDATE = re.compile(r"/(?:update_weights?\w*|pull_weights?\w*|reload_weights?|load_weights?\w*|sync_weights?)\b")
@@ -124,4 +124,26 @@ def updates(obs: Observations) -> tuple[Update, ...]:
             found.append(
                 Update(None, sync.ok, rollout=sync.rollout_id, version=sync.version, where=sync.where, order=at)
             )
+    return tuple(found)
+
+
+MOST_FINDINGS = 50
+
+
+def findings_of(value: object) -> tuple[TensorFinding, ...]:
+    """The findings of a `weights` record; whatever is none is left out."""
+    found: list[TensorFinding] = []
+    for one in value if isinstance(value, list) else ():
+        if not isinstance(one, Mapping) or not one.get("name") or len(found) >= MOST_FINDINGS:
+            continue
+        gap = one.get("max_abs_err")
+        found.append(
+            TensorFinding(
+                name=str(one["name"]),
+                kind=str(one.get("kind") or "different"),
+                detail=str(one.get("detail") or ""),
+                max_abs_err=float(gap) if isinstance(gap, int | float) and not isinstance(gap, bool) else None,
+                parameter=str(one.get("parameter") or ""),
+            )
+        )
     return tuple(found)

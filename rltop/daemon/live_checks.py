@@ -41,6 +41,7 @@ from rltop.checks.rules.rollout_text import pattern_of
 from rltop.checks.rules.train_nan import ABORT
 from rltop.checks.rules.weights_version import mixed
 from rltop.checks.samples import make_sample
+from rltop.checks.syncs import findings_of
 from rltop.checks.thin import ThinSeries
 from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import Report
@@ -318,6 +319,8 @@ class LiveChecks:
                 message=str(answer.get("message") or ""),
                 digest=str(answer.get("digest") or ""),
                 same=answer.get("same") if isinstance(answer.get("same"), bool) else None,
+                findings=findings_of(answer.get("findings")),
+                differing=answer["differing"] if isinstance(answer.get("differing"), int) else 0,
             )
             for name, answer in answers
             if isinstance(answer, Mapping) and not answer.get("gone")  # an engine that went away refused nothing
@@ -329,6 +332,8 @@ class LiveChecks:
             transport=weights.transport,
             engines=engines,
             digest=weights.digest,
+            checked=weights.checked,
+            findings=findings_of(weights.findings),
             segment=self._segments.now(record.source.name),
             time=record.wall,
         )

@@ -215,6 +215,11 @@ def checker_call(action: CheckerAction) -> Call:
     return Call("POST", "/weights_checker", {"action": action}, limit_bytes=CHECKSUMS_BYTES)
 
 
+def label_call(version: str) -> Call:
+    """Call the weights served now by another name; nothing else changes."""
+    return Call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+
 def memory_call(verb: Literal["release", "resume"], tags: Iterable[str] | None) -> Call:
     """Release or resume memory; None: all of it."""
     return Call("POST", f"/{verb}_memory_occupation", {} if tags is None else {"tags": list(tags)})

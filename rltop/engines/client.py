@@ -32,6 +32,7 @@ from rltop.engines.calls import (
     generate_flow,
     health_flow,
     json_flow,
+    label_call,
     memory_call,
     profile_call,
     text_flow,
@@ -154,6 +155,10 @@ class EngineClient:
         """`/weights_checker`. Raises `EngineRefused` with the tensors' names when `compare` finds a difference."""
         return _object(self._json(checker_call(action)))
 
+    def set_weight_version(self, version: str) -> None:
+        """`/update_weight_version`: another label for the weights that are served now."""
+        self._json(label_call(version))
+
     def profile(self, steps: int = 5) -> None:
         """`/start_profile`: it ends by itself after so many forward passes."""
         self._run(text_flow(self.url, profile_call(steps)))
@@ -270,6 +275,10 @@ class AsyncEngineClient:
     async def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """See `EngineClient.weights_checker`."""
         return _object(await self._json(checker_call(action)))
+
+    async def set_weight_version(self, version: str) -> None:
+        """See `EngineClient.set_weight_version`."""
+        await self._json(label_call(version))
 
     async def profile(self, steps: int = 5) -> None:
         """See `EngineClient.profile`."""

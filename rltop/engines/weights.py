@@ -6,7 +6,8 @@ Three things, all over Hugging Face parameter names:
   per tensor-parallel rank. SGLang reads it with its own restricted unpickler; `deserialize` here is the CPU engine's;
 - a directory `weight_vNNNNNN` (slime's name) that appears complete or not at all, for `/update_weights_from_disk`;
 - digests: the first 64 bits of SHA-256 over a tensor's bytes, which is what SGLang's `/weights_checker` computes for a
-  tensor on the CPU (0.5.23, `srt/managers/mm_utils.py`), so equal numbers mean equal weights on either engine.
+  tensor on the CPU (0.5.23, `srt/managers/mm_utils.py`), so equal numbers mean equal weights on either engine; of a
+  tensor on a GPU it computes another one, which `raw_tensors` has too.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rltop.engines.engine_layout import Shard, is_fused, parameters
+from rltop.engines.raw_tensors import raw_of, sha_digest
+from rltop.engines.weight_findings import Expected
 from rltop.errors import RltopError
 
 WEIGHT_DIRECTORY = "weight_v{version:06d}"
 """slime's name for one published version."""
-
-VOCABULARY_PADDING = 64
-"""SGLang's DEFAULT_VOCAB_PADDING_SIZE (0.5.23, `srt/layers/vocab_parallel_embedding.py`)."""
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -148,8 +149,7 @@ def published(root: Path) -> list[Path]:
 
 def digest(tensor: Tensor) -> str:
     """16 hexadecimal digits: the first 64 bits of SHA-256 over the bytes. Shape and name are not part of it."""
-    data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy().data).hexdigest()[:16]
+    return sha_digest([raw_of(tensor).data])
 
 
 def digest_tensors(named: NamedTensors) -> dict[str, str]:
@@ -169,39 +169,23 @@ def overall_digest(digests: Mapping[str, str]) -> str:
 def checksum_differences(named: NamedTensors, answer: Mapping[str, Any]) -> list[str]:
     """Names of the tensors in which an engine's `/weights_checker` checksum answer differs from `named`; empty: equal.
 
-    Works on either engine (one rank, unquantised, on the CPU), each under its own parameter names. A tied output layer
-    may be missing on one side.
+    Works on either engine (one rank, unquantised), each under its own parameter names, on a CPU or a GPU. A tied output
+    layer may be missing on one side.
     """
     theirs: dict[str, str] = answer["ranks"][0]["checksums"]
-    fused = any(".qkv_proj." in name for name in theirs)
-    mine = sglang_digests(named) if fused else digest_tensors(named)
-    names = (mine.keys() | theirs.keys()) - ({"lm_head.weight"} - (mine.keys() & theirs.keys()))
-    return sorted(name for name in names if mine.get(name) != theirs.get(name))
+    mine = expected_of(named, fused=is_fused(theirs))
+    mine.recognise(theirs)
+    names = (mine.recipes.keys() | theirs.keys()) - ({"lm_head.weight"} - (mine.recipes.keys() & theirs.keys()))
+    return sorted(name for name in names if name not in mine.recipes or mine.digest(name) != theirs.get(name))
+
+
+def expected_of(named: NamedTensors, *, fused: bool, shard: Shard | None = None) -> Expected:
+    """What an engine rank holds that has taken these tensors. fused: SGLang's layout, not the CPU engine's."""
+    raws = {name: raw_of(tensor) for name, tensor in named}
+    shapes = {name: raw.shape for name, raw in raws.items()}
+    return Expected(parameters(shapes, fused=fused, shard=shard or Shard()), raws.__getitem__)
 
 
 def sglang_digests(named: NamedTensors) -> dict[str, str]:
-    """Digests under SGLang's own parameter names, to compare with a real engine's checksum (one rank, unquantised).
-
-    SGLang stores q, k and v as one `qkv_proj` and gate and up as one `gate_up_proj`, stacked along the rows, and pads
-    the vocabulary with zero rows to a multiple of 64.
-    """
-    fused: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in named:
-        order = 0
-        for index, (part, whole) in enumerate(_FUSED):
-            if f".{part}." in name:
-                name, order = name.replace(part, whole), index
-                break
-        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
-            tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.shape[0] % VOCABULARY_PADDING))
-        fused.setdefault(name, {})[order] = tensor.detach().to("cpu")
-    return {name: digest(torch.cat([parts[index] for index in sorted(parts)])) for name, parts in fused.items()}
-
-
-_FUSED = (
-    ("q_proj", "qkv_proj"),
-    ("k_proj", "qkv_proj"),
-    ("v_proj", "qkv_proj"),
-    ("gate_proj", "gate_up_proj"),
-    ("up_proj", "gate_up_proj"),
-)
+    """Digests under SGLang's own parameter names, to compare with a real engine's checksum (one rank, unquantised)."""
+    return expected_of(named, fused=True).digests()

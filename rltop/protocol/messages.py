@@ -134,13 +134,18 @@ class WeightsPayload(msgspec.Struct, frozen=True):
     transport: str = ""
     """`disk`, `tensor`, `distributed`."""
     engines: dict[str, Any] = {}
-    """engine id -> {ok, version, message, digest, same, gone}."""
+    """engine id -> {ok, version, message, digest, same, gone, findings, differing}. findings: the first tensors that
+    are not what the trainer holds, each {name, kind, detail, max_abs_err, parameter}; differing: how many there are."""
     digest: str = ""
     """Digest over all pushed tensors, as the trainer sees them."""
     elapsed_s: float | None = None
     layers: list[list[int]] = []
     """The layer ids of the pushed names, one ascending list per pipeline stage of the trainer, first stage first.
     Together they should be 0, 1, ... without gap or repetition."""
+    checked: bool = False
+    """The engines' weights were overwritten with random numbers before this sync (`--check-weight-update-equal`)."""
+    findings: list[dict[str, Any]] = []
+    """Tensors in which the trainer itself is not what it was loaded from."""
 
 
 class EnginePayload(msgspec.Struct, frozen=True):

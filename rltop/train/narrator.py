@@ -115,11 +115,14 @@ class Narrator:
             engines={
                 name: {"ok": r.ok, "version": r.version, "message": r.message, "digest": r.digest, "same": r.same}
                 | ({"gone": True} if r.gone else {})
+                | ({"differing": r.differing, "findings": [one.as_dict() for one in r.findings]} if r.findings else {})
                 for name, r in report.engines.items()
             },
             digest=report.digest,
             elapsed_s=seconds,
             layers=[list(ids) for ids in report.layers],
+            checked=report.checked,
+            findings=[one.as_dict() for one in report.source],
         )
 
     def memory(self, rank: int, when: str, sizes: Mapping[str, float | str]) -> None:

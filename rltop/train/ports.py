@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rltop.engines.weight_findings import Finding
 from rltop.train.dump import Dumped
 from rltop.train.sample import Sample
 
 BASE_VERSION = "default"
 """Weight version that SGLang reports for the checkpoint it was started with."""
+MOST_FINDINGS = 50
+"""Tensors that one reply names; more are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class EngineReply:
     """Whether the engine holds what the trainer holds; None when it cannot be compared."""
     gone: bool = False
     """It did not answer: no word about the weights, and no fault of the sync."""
+    findings: tuple[Finding, ...] = ()
+    """The tensors that differ, and why: zero ones first, at most `MOST_FINDINGS`."""
+    differing: int = 0
+    """How many tensors differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,10 @@ class SyncReport:
     """A fault was planted in this very push, so a difference is no news."""
     layers: tuple[tuple[int, ...], ...] = ()
     """The layer ids that were pushed, one tuple per pipeline stage of the trainer; nothing was pushed if empty."""
+    checked: bool = False
+    """The engines' weights were random numbers before (`Trainer.prove`)."""
+    source: tuple[Finding, ...] = ()
+    """Tensors in which the trainer is not the checkpoint that it was loaded from."""
 
     @property
     def ok(self) -> bool:
@@ -192,6 +203,13 @@ class Trainer(Protocol):
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         """Whether every engine holds the trainer's weights under `BASE_VERSION`."""
+        ...
+
+    def prove(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        """`publish` to engines whose weights are made random first, and every tensor compared (`train.proof`).
+
+        Only before the first rollout: what an engine answers in between is noise.
+        """
         ...
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:

@@ -41,6 +41,7 @@ OWN_LOG_LINES = {
     r"\[time\] \[WeightChecker\] handle action=": "without arguments that it does not have",
     r"\[time\] \[http_server\] Error: ": "its own words for a refusal",
     r"\[time\] Failed to update weights: ": "its own words for a refusal",
+    r"\[time\] check_weights see error: ": "SGLang's words (scheduler_components/weight_updater.py), not recorded",
 }
 
 

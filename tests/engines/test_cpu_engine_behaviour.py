@@ -299,6 +299,9 @@ async def test_the_checker_sees_a_changed_weight_and_can_destroy_all(
     before = await _tokens(client)
     await client.weights_checker("snapshot")
     await client.weights_checker("compare")
+    with pytest.raises(EngineRefused, match='"message":""'):  # 0.5.23 forgets the snapshot once all was equal
+        await client.weights_checker("compare")
+    await client.weights_checker("snapshot")
     await client.weights_checker("reset_tensors")
     assert await _tokens(client) != before
     with pytest.raises(EngineRefused, match=r"name=model\.embed_tokens\.weight max_abs_err="):

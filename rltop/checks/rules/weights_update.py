@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from rltop.checks.facts import owned
 from rltop.checks.found import Document, HttpCall, LogEvent
 from rltop.checks.names import layers_of, ranges, some
-from rltop.checks.observe import Observations, Where
-from rltop.checks.phrase import brief, mismatches, missing, of_place, of_sync, unlogged
+from rltop.checks.observe import EngineSync, Observations, SyncEvent, TensorFinding, Where
+from rltop.checks.phrase import brief, count, jnum, mismatches, missing, num, of_place, of_sync, unlogged
 from rltop.checks.syncs import Update, message, ordered, success, updates
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
@@ -17,6 +17,19 @@ from rltop.checks.verdict import Evidence, Verdict
 FAILED = "weights.update-failed"
 COMPARE = "weights.compare"
 MOST_LISTED = 50
+MOST_TENSOR_LINES = 5
+KINDS = {
+    "zero": "all zero",
+    "nan": "NaN or infinite",
+    "wrong-shape": "of another shape",
+    "wrong-layer": "another tensor's values",
+    "stale": "an older version's values",
+    "missing": "not brought",
+    "extra": "not expected",
+    "buffer-lost": "lost with its memory, and no weight update brings it back",
+    "different": "different",
+}
+"""Kind of a finding -> words, zero tensors first."""
 MOST_ENGINES = 32
 _TENSOR = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)*\.(?:weight|bias|A_log|dt_bias|e_score_correction_bias)\w*\b")
 _ZERO = re.compile(r"all[- ]?zero|all zeros|is zero|zeroed", re.IGNORECASE)
@@ -164,23 +177,101 @@ def _live(obs: Observations) -> list[Verdict]:
             if engine.engine in told or len(told) >= MOST_ENGINES:
                 continue
             told.add(engine.engine)
-            found.append(
-                Verdict(
-                    COMPARE,
-                    "fail",
-                    rollout=sync.rollout_id,
-                    engine=int(engine.engine) if engine.engine.isdigit() else engine.engine,
-                    value={"version": sync.version, "pushed": sync.digest, "held": engine.digest},
-                    threshold={"different": 0},
-                    evidence=(of_sync(sync),),
-                    cause=f"Engine {engine.engine} took weights version {sync.version} and does not hold what the "
-                    "trainer pushed: their digests differ.",
-                    advice=("check the conversion's name map for this pipeline layout", "push the weights once more"),
-                )
-            )
+            found.append(_differs(sync, engine))
+        if sync.findings and not any(verdict.engine == "trainer" for verdict in found):
+            found.append(_trainer(sync))
     if found or not compared:
         return found
-    return [Verdict(COMPARE, "pass", cause="The engines hold what the trainer pushed: their digests are equal.")]
+    cause = "The engines hold what the trainer pushed: their digests are equal."
+    if any(sync.checked for sync in obs.syncs):
+        cause += " Before the first sync their weights were filled with random numbers, so all of it was brought."
+    return [Verdict(COMPARE, "pass", cause=cause)]
+
+
+def _differs(sync: SyncEvent, engine: EngineSync) -> Verdict:
+    """An engine that took a version and holds something else: which tensors, and what stands there instead."""
+    total = max(engine.differing, len(engine.findings))
+    cause = f"Engine {engine.engine} took weights version {sync.version} and does not hold what the trainer pushed: "
+    cause += _tensors(engine.findings, total) if engine.findings else "their digests differ"
+    value: dict[str, object] = {"version": sync.version, "pushed": sync.digest, "held": engine.digest}
+    return Verdict(
+        COMPARE,
+        "fail",
+        rollout=sync.rollout_id,
+        engine=int(engine.engine) if engine.engine.isdigit() else engine.engine,
+        value=value | ({"differing": total, "tensors": _listed(engine.findings)} if engine.findings else {}),
+        threshold={"different": 0},
+        evidence=(of_sync(sync), *_of_tensors(sync, engine.findings)),
+        cause=cause + ".",
+        advice=_advice(engine.findings),
+    )
+
+
+def _trainer(sync: SyncEvent) -> Verdict:
+    """The trainer's own tensors, as it would push them, against the checkpoint that it was loaded from."""
+    return Verdict(
+        COMPARE,
+        "fail",
+        rollout=sync.rollout_id,
+        engine="trainer",
+        value={"version": sync.version, "differing": len(sync.findings), "tensors": _listed(sync.findings)},
+        threshold={"different": 0},
+        evidence=_of_tensors(sync, sync.findings),
+        cause="What the trainer would push is not the checkpoint that it was loaded from: "
+        f"{_tensors(sync.findings, len(sync.findings))}.",
+        advice=("check the conversion's name map in both directions", "check how the checkpoint was loaded"),
+    )
+
+
+def _tensors(findings: tuple[TensorFinding, ...], total: int) -> str:
+    """`2 tensors differ: zero on the engine: A; another layer's: B (holds what belongs to C)`."""
+    parts = []
+    for kind, word in KINDS.items():
+        mine = [one for one in findings if one.kind == kind]
+        if mine:
+            detail = f" ({mine[0].detail})" if mine[0].detail else ""
+            if not detail and mine[0].max_abs_err is not None and kind == "different":
+                detail = f" (max_abs_err {num(mine[0].max_abs_err)})"
+            parts.append(f"{word}: {some([one.name for one in mine], 4)}{detail}")
+    more = f"; {total - len(findings)} more" if total > len(findings) else ""
+    return f"{count(total, 'tensor')} {'differs' if total == 1 else 'differ'}: {'; '.join(parts)}{more}"
+
+
+def _listed(findings: Iterable[TensorFinding]) -> list[dict[str, object]]:
+    found = []
+    for one in findings:
+        entry: dict[str, object] = {"name": one.name, "kind": one.kind}
+        entry |= {"detail": one.detail} if one.detail else {}
+        entry |= {"parameter": one.parameter} if one.parameter else {}
+        entry |= {"max_abs_err": jnum(one.max_abs_err)} if one.max_abs_err is not None else {}
+        found.append(entry)
+    return found[:MOST_LISTED]
+
+
+def _of_tensors(sync: SyncEvent, findings: tuple[TensorFinding, ...]) -> tuple[Evidence, ...]:
+    """Evidence for the first tensors: one line each."""
+    lines = []
+    for one in findings[:MOST_TENSOR_LINES]:
+        gap = f", max_abs_err {num(one.max_abs_err)}" if one.max_abs_err is not None else ""
+        lines.append(f"{one.name}: {one.kind}{': ' if one.detail else ''}{one.detail}{gap}")
+    return tuple(Evidence(f"weights@{sync.version}", None, line) for line in lines)
+
+
+def _advice(findings: tuple[TensorFinding, ...]) -> tuple[str, ...]:
+    kinds = {one.kind for one in findings}
+    return (
+        *(("check the quantisation ignore list and the name map for the zero tensors",) if "zero" in kinds else ()),
+        *(
+            ("look for the first step with a grad_norm that is no number: NaN in weights stays",)
+            if "nan" in kinds
+            else ()
+        ),
+        *(
+            ("restart the engine: no weight update brings buffers back", "keep buffers when memory is released")
+            if "buffer-lost" in kinds
+            else ("check the conversion's name map for this pipeline layout", "push the weights once more")
+        ),
+    )
 
 
 def _is_compare(call: HttpCall) -> bool:

@@ -141,6 +141,9 @@ async def _update(engine: Engine, body: dict[str, Any], apply: Callable[[], None
         await engine.die("retract_update")
     if body.get("abort_all_requests"):
         engine.scheduler.abort(everything=True)
+    if engine.injection.strike("rotary-lost"):
+        await engine.do(engine.scheduler.live.lose_buffers)
+        await engine.do(engine.scheduler.forget_prompts)
     try:
         success, message = await engine.do(
             lambda: engine.scheduler.update(apply, version, flush=bool(flush), source=source), exclusive=True
@@ -167,16 +170,21 @@ async def update_version(engine: Engine, request: Request) -> Response:
 
 async def weights_checker(engine: Engine, request: Request) -> Response:
     """snapshot, reset_tensors, compare, checksum."""
-    action = str((await read_body(request)).get("action") or "checksum")
+    body = await read_body(request)
+    action, skip = str(body.get("action") or "checksum"), body.get("skip_tensor_list") or []
+    if not isinstance(skip, list) or not all(isinstance(part, str) for part in skip):
+        raise BadRequest("skip_tensor_list: a list of strings")
     LOGGER.info("[WeightChecker] handle action=%s", action)
 
     def work() -> tuple[bool, dict[str, Any]]:
         if action == "reset_tensors":
             engine.scheduler.forget_prompts()
-        return engine.scheduler.live.check(action)
+        return engine.scheduler.live.check(action, skip)
 
-    success, body = await engine.do(work)
-    return json_answer(body, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
+    success, answer = await engine.do(work)
+    if not success:
+        LOGGER.warning("check_weights see error: %s", answer["message"])
+    return json_answer(answer, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
 
 
 async def start_profile(engine: Engine, request: Request) -> Response:

@@ -139,6 +139,13 @@ KINDS: Mapping[str, Kind] = {
             settings={"count": "of refusals; default: all"},
         ),
         Kind(
+            name="rotary-lost",
+            stage="request",
+            does="the next weight update zeroes the rotary tables, which no update brings and no weights checker sees",
+            settings={"count": "of updates; default: all"},
+            real="buffers in memory that was released and never filled again (vime issue 446)",
+        ),
+        Kind(
             name="probe-fails",
             stage="request",
             does="/health and /health_generate answer 503 although all is well",

@@ -1,21 +1,19 @@
-"""The weights that the engine serves now: loading, updating, releasing, and SGLang's weights checker."""
+"""The weights that the engine serves now: loading, updating, releasing."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rltop.engines.weights import digest_tensors, overall_digest
 from rltop.errors import RltopError
+from rltop.train.cpu_engine.checker import WeightChecker
 from rltop.train.cpu_engine.checkpoint import ModelConfig, check_tensors, read_weights
 from rltop.train.cpu_engine.memory import Arena, size_of
-from rltop.train.cpu_engine.model import Layer, Weights, pack_weights
+from rltop.train.cpu_engine.model import Layer, Qwen3, Weights, pack_weights
 
 
 class LiveWeights:
@@ -25,12 +23,23 @@ class LiveWeights:
     back to the system; an update then writes into it.
     """
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], version: str, *, saver: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        version: str,
+        *,
+        saver: bool = False,
+        model: Qwen3 | None = None,
+        modern: bool = True,
+    ) -> None:
+        """model: whose rotary tables count as buffers. modern: the checker answers as 0.5.23's, not as 0.5.14's."""
         self.config = config
         self.version = version
         self.tensors = tensors
         self.packed: Weights = pack_weights(config, tensors)
-        self._snapshot: dict[str, Tensor] | None = None
+        self._model = model
+        self._checker = WeightChecker(self, modern=modern)
         self._arena: Arena | None = None
         if saver:
             self._move_in()
@@ -42,7 +51,7 @@ class LiveWeights:
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Replace some or all tensors. All are checked before the first changes. Raises `RltopError`."""
-        self._replace(check_tensors(named, self.config.expected_shapes(), where="weight update"))
+        self.replace(check_tensors(named, self.config.expected_shapes(), where="weight update"))
 
     def load_directory(self, directory: Path) -> None:
         """Replace the tensors that a checkpoint directory holds. Raises `RltopError`; then nothing has changed.
@@ -50,7 +59,7 @@ class LiveWeights:
         A tensor that the directory lacks keeps its old value, as in SGLang, whose loaders go by what they are given.
         Only the start wants a complete checkpoint.
         """
-        self._replace(read_weights(directory, self.config, complete=False))
+        self.replace(read_weights(directory, self.config, complete=False))
 
     @property
     def released(self) -> bool:
@@ -88,7 +97,8 @@ class LiveWeights:
         homes = {tensor.data_ptr() for tensor in self.tensors.values()}
         self.packed = _mapped(fresh, lambda tensor: tensor if tensor.data_ptr() in homes else move(tensor))
 
-    def _replace(self, changed: dict[str, Tensor]) -> None:
+    def replace(self, changed: dict[str, Tensor]) -> None:
+        """Take these tensors, which nobody checked. Raises `RltopError` while their memory is released."""
         if self._arena is None:
             self.tensors = self.tensors | changed
             self.packed = pack_weights(self.config, self.tensors)
@@ -106,38 +116,18 @@ class LiveWeights:
             if home.data_ptr() != tensor.data_ptr():
                 home.copy_(tensor)
 
-    def check(self, action: str) -> tuple[bool, dict[str, Any]]:
-        """`/weights_checker`: success and the body. `reset_tensors` destroys the weights, on purpose."""
-        match action:
-            case "snapshot":
-                self._snapshot = {name: tensor.clone() for name, tensor in self.tensors.items()}
-            case "reset_tensors":
-                generator = torch.Generator().manual_seed(0)
-                self._replace({name: torch.rand(t.shape, generator=generator) for name, t in self.tensors.items()})
-            case "compare":
-                return self._compare()
-            case "checksum":
-                digests = digest_tensors(self.tensors.items())
-                rank: dict[str, Any] = {"checksums": digests, "per_gpu_checksum": overall_digest(digests)}
-                rank["parallelism_info"] = _one_rank()
-                whole = hashlib.sha256(rank["per_gpu_checksum"].encode()).hexdigest()
-                body = {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole}
-                return True, body
-            case _:
-                return False, {"success": False, "message": f"Unsupported action={action!r}"}
-        return True, {"success": True, "message": "Success."}
+    def buffers(self) -> Mapping[str, Tensor]:
+        """What the model made for itself and no update brings, under SGLang's names."""
+        return self._model.buffers() if self._model is not None else {}
 
-    def _compare(self) -> tuple[bool, dict[str, Any]]:
-        if self._snapshot is None:
-            return False, {"success": False, "message": "compare needs a snapshot first"}
-        lines = []
-        for name, tensor in self.tensors.items():
-            gap = (tensor - self._snapshot[name]).abs()
-            if gap.max() != 0 or not torch.equal(tensor, self._snapshot[name]):
-                lines.append(f"name={name} max_abs_err={gap.max().item()} mean_abs_err={gap.mean().item()}")
-        if lines:
-            return False, {"success": False, "message": "\n".join(["check tensor equality failed:", *lines])}
-        return True, {"success": True, "message": "Success."}
+    def lose_buffers(self) -> None:
+        """Lose what the model made for itself, an injected fault."""
+        if self._model is not None:
+            self._model.lose_buffers()
+
+    def check(self, action: str, skip: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
+        """`/weights_checker`: success and the body. `reset_tensors` destroys the weights, on purpose."""
+        return self._checker.handle(action, skip)
 
 
 def _arrays(packed: Weights) -> list[Tensor]:
@@ -153,8 +143,3 @@ def _mapped(packed: Weights, change: Callable[[Tensor], Tensor]) -> Weights:
         for layer in packed.layers
     )
     return Weights(change(packed.embedding), layers, change(packed.norm), change(packed.head))
-
-
-def _one_rank() -> list[dict[str, Any]]:
-    sizes = {"tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1}
-    return [{"role": "target", **sizes, "rank": 0, "size": 1}]

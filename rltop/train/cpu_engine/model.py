@@ -172,6 +172,19 @@ class Qwen3:
         table = torch.cat([angles, angles], dim=-1)
         self._cos, self._sin = table.cos(), table.sin()
 
+    def buffers(self) -> dict[str, Tensor]:
+        """The rotary table under the name and in the layout that SGLang has it: `[positions, cos | sin]`.
+
+        All layers share one, so it is listed once, with the first.
+        """
+        half = self.config.head_dim // 2
+        table = torch.cat([self._cos[:, :half], self._sin[:, :half]], dim=-1)
+        return {"model.layers.0.self_attn.rotary_emb.cos_sin_cache": table}
+
+    def lose_buffers(self) -> None:
+        """Zero the rotary table, for good: an injected fault. No update brings it back, as on a real engine."""
+        self._cos, self._sin = torch.zeros_like(self._cos), torch.zeros_like(self._sin)
+
     def prefill(self, weights: Weights, ids: Tensor) -> list[Prefill]:
         """Run prompts of one length, `[prompts, length]`, each as its own product; all logits of each."""
         config = self.config

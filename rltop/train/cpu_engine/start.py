@@ -80,10 +80,13 @@ def build(args: EngineArgs, environ: Mapping[str, str] | None = None, tree: Tree
         prompt_cache=not args.disable_radix_cache,
         effects=args.effects,
     )
-    live = LiveWeights(config, tensors, args.weight_version, saver=args.enable_memory_saver)
+    model = Qwen3(config, context_length)
+    live = LiveWeights(
+        config, tensors, args.weight_version, saver=args.enable_memory_saver, model=model, modern=args.modern
+    )
     pool = Arena(kv_pool_bytes(args, config)) if args.enable_memory_saver else None
     endings = Endings(text, config.eos_token_ids | own_eos, args.modern)
-    scheduler = Scheduler(Qwen3(config, context_length), live, endings, limits, stats, injection=injection, pool=pool)
+    scheduler = Scheduler(model, live, endings, limits, stats, injection=injection, pool=pool)
     reader = RequestReader(text, context_length=context_length, vocab_size=config.vocab_size, seed=args.random_seed)
     startup_s = time.perf_counter() - began
     engine = Engine(

@@ -86,7 +86,10 @@ class NullWeights:
             self._digest = hashlib.sha256(b"released").hexdigest()
         return lost
 
-    def check(self, action: str) -> tuple[bool, dict[str, Any]]:
+    def lose_buffers(self) -> None:
+        """It has none."""
+
+    def check(self, action: str, skip: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
         """`/weights_checker`: the checksum only."""
         if action != "checksum":
             return False, {"success": False, "message": f"Unsupported action={action!r}"}

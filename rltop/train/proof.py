@@ -1,0 +1,215 @@
+"""`--check-weight-update-equal`: nothing can be equal by accident once the engine's weights are random numbers.
+
+As slime does it with SGLang's weights checker, once, before the first rollout: `snapshot`, `reset_tensors`, the first
+sync, `compare`. And what that cannot see:
+
+- rltop's own digests on both sides, per tensor: they say what stands where, also where the checker cannot compare
+  (0.5.23 on a CPU answers "Torch not compiled with CUDA enabled");
+- buffers that the checker leaves out (rotary tables): the log-probabilities of a fixed prompt must be after the sync
+  what they were before, because the weights are. At the first position an angle is 0 whatever the table holds, so that
+  a gap from the second position on, and none before, is the table's;
+- the trainer's own tensors against the checkpoint that it was loaded from, else a conversion that is wrong in both
+  directions would compare equal with itself.
+
+`reset_tensors` destroys what an engine serves. So it is only done to an engine that has no request, and the engine's
+weights are called `RESET` from then on until the sync names them anew: no sample can be drawn from them by mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rltop.engines.client import EngineClient, EngineRefused
+from rltop.engines.raw_tensors import FLOATS, Checkpoint, raw_of
+from rltop.engines.weight_findings import (
+    ROTARY,
+    UNEQUAL,
+    Finding,
+    classify_values,
+    compared,
+    in_order,
+    with_told,
+)
+from rltop.errors import RltopError
+from rltop.train.ports import EngineReply, SyncReport
+from rltop.train.sync import Engines, Truth, ranks_of, with_findings
+
+RESET = "reset_tensors"
+"""What an engine's weights are called while they are random numbers."""
+PROBE_TOKENS = 48
+PROBE_GAP = 1e-3
+"""Largest gap of a log-prob, nats, between two readings of the same prompt from the same weights. In fp32 on a CPU they
+are equal bit for bit; bf16 on a GPU repeats itself too, for a prompt that is alone in its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine whose weights are random now."""
+
+    probe: tuple[float, ...]
+    """Log-probs of the probe before, from its second token on."""
+    digests: Sequence[Mapping[str, str]] = field(default_factory=tuple)
+    """Of each rank, after the reset."""
+
+
+def prepare(engines: Engines, vocab_size: int) -> dict[str, Prepared]:
+    """Remember every engine's weights, then make them random. Raises RltopError, and has touched nothing then, if one
+    is at work."""
+    for name, client in engines.items():
+        busy = _requests(client)
+        if busy:
+            raise RltopError(
+                f"engine {name} is at work",
+                where="--check-weight-update-equal",
+                why=f"it has {busy} requests, and reset_tensors would answer them from random weights",
+                do="use it before the first rollout only, on engines that serve nobody else",
+                exit_code=1,
+            )
+    return {name: _prepared(client, vocab_size) for name, client in engines.items()}
+
+
+def _prepared(client: EngineClient, vocab_size: int) -> Prepared:
+    probe = read_probe(client, vocab_size)
+    client.weights_checker("snapshot")
+    client.weights_checker("reset_tensors")
+    with contextlib.suppress(EngineRefused):  # an engine that keeps its label loses nothing: nobody asks it now
+        client.set_weight_version(RESET)
+    with contextlib.suppress(EngineRefused):  # prompts of the old weights
+        client.flush_cache()
+    try:
+        digests = [held for _, held in ranks_of(client.weights_checker("checksum"))]
+    except EngineRefused:
+        digests = []
+    return Prepared(probe, digests)
+
+
+def _requests(client: EngineClient) -> int:
+    loads = client.loads().get("loads")
+    total = 0
+    for one in loads if isinstance(loads, list) else ():
+        for key in ("num_running_reqs", "num_waiting_reqs"):
+            total += int(one.get(key) or 0) if isinstance(one, dict) else 0
+    return total
+
+
+def conclude(report: SyncReport, engines: Engines, prepared: Mapping[str, Prepared], vocab_size: int) -> SyncReport:
+    """The report of the first sync with what the checker and the probe say of every engine that took it."""
+    replies = {
+        name: _concluded(name, engines[name], reply, prepared[name], vocab_size)
+        if reply.ok and name in prepared
+        else reply
+        for name, reply in report.engines.items()
+    }
+    return dataclasses.replace(report, engines=replies, checked=True)
+
+
+def _concluded(name: str, client: EngineClient, reply: EngineReply, before: Prepared, vocab_size: int) -> EngineReply:
+    findings, note = list(reply.findings), ""
+    try:
+        client.weights_checker("compare")
+    except EngineRefused as error:
+        said = compared(error.message)
+        if UNEQUAL in error.message:
+            findings = with_told(findings, said)
+            known = {one.parameter or one.name for one in findings}
+            for parameter, word in said.items():
+                if parameter not in known:
+                    findings.append(_only_told(name, parameter, word.max_abs_err))
+        else:
+            note = f"its own compare cannot run here: {error.message}"
+    if not findings and reply.same is not False:
+        lost = lost_buffer(before.probe, read_probe(client, vocab_size))
+        findings = [dataclasses.replace(lost, engine=name)] if lost else []
+    if findings:
+        found = with_findings(reply, findings)
+        more = max(0, reply.differing - len(reply.findings))
+        return dataclasses.replace(found, differing=found.differing + more)
+    return dataclasses.replace(reply, message=note or reply.message)
+
+
+def _only_told(engine: str, parameter: str, gap: float) -> Finding:
+    """The checker alone finds a difference to the snapshot; by their digests both sides agree."""
+    if not math.isfinite(gap):
+        return Finding(parameter, "nan", engine, "the trainer pushed NaN or infinite values", gap)
+    why = "it is what the trainer pushed, and not what the engine was started from"
+    return Finding(parameter, "different", engine, why, gap)
+
+
+# ---------------------------------------------------------------------- buffers
+
+
+def probe_ids(vocab_size: int) -> list[int]:
+    """A prompt that is the same for every engine: tokens from all over the vocabulary, no two neighbours alike."""
+    return [(at * 7919 + 104729 * (at // 7)) % vocab_size for at in range(1, PROBE_TOKENS + 1)]
+
+
+def read_probe(client: EngineClient, vocab_size: int) -> tuple[float, ...]:
+    """Log-probs that the engine gives the probe's tokens, from the second one on; NaN where it gives none."""
+    payload = {
+        "input_ids": probe_ids(vocab_size),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    (answer,) = client.generate(payload)
+    triples = answer["meta_info"]["input_token_logprobs"][1:]
+    return tuple(math.nan if triple[0] is None else float(triple[0]) for triple in triples)
+
+
+def lost_buffer(before: Sequence[float], after: Sequence[float]) -> Finding | None:
+    """What the probe says once all parameters are equal."""
+    gaps = [abs(now - then) for then, now in zip(before, after, strict=True)]
+    worst = max((gap if not math.isnan(gap) else math.inf for gap in gaps), default=0.0)
+    if worst <= PROBE_GAP:
+        return None
+    if gaps and gaps[0] <= PROBE_GAP:
+        where = "they agree at the first position, where every angle is 0, and differ from the second on"
+        name = ROTARY
+    else:
+        where, name = "at every position", "a buffer that the weights checker leaves out"
+    detail = f"all parameters are equal and log-probs of one prompt differ by up to {worst:.3g} nats: {where}"
+    return Finding(name, "buffer-lost", detail=detail)
+
+
+# ---------------------------------------------------------------------- the trainer's own side
+
+
+def against_source(truth: Truth, checkpoint: Path) -> list[Finding]:
+    """The trainer's tensors against the checkpoint that it was loaded from, by value. Only right before any step."""
+    findings: list[Finding] = []
+    with Checkpoint(checkpoint) as source:
+        for name, tensor in truth.tensors.items():
+            raw = raw_of(tensor)
+            if name not in source:
+                if name != "lm_head.weight":  # tied
+                    findings.append(Finding(name, "extra", "trainer", "the checkpoint has no tensor of this name"))
+                continue
+            should = source.get(name)
+            if should.dtype != raw.dtype and should.dtype in FLOATS:
+                should = should.cast(raw.dtype)
+            belongs = _belongs(source, raw.dtype, name)
+            if one := classify_values(name, should, raw, belongs=belongs):
+                findings.append(dataclasses.replace(one, engine="trainer"))
+        held = truth.tensors.keys() | {"lm_head.weight"}
+        unheld = [name for name in source.names() if name not in held and "rotary" not in name]
+        findings += [Finding(name, "missing", "trainer", "the trainer does not push it") for name in unheld]
+    return in_order(findings)
+
+
+def _belongs(source: Checkpoint, dtype: str, name: str) -> Callable[..., str]:
+    """Whose a tensor is: looked for among those of its shape, when it is known to be wrong."""
+
+    def look(found: object) -> str:
+        data = getattr(found, "data", b"")
+        for other in source.names():
+            alike = source.shape(other) == source.shape(name) and source.dtype(other) in FLOATS
+            if other != name and alike and source.get(other).cast(dtype).data == data:
+                return other
+        return ""
+
+    return look
