@@ -159,6 +159,10 @@ class EngineClient:
         """`/update_weight_version`: another label for the weights that are served now."""
         self._json(label_call(version))
 
+    def inject(self, faults: str) -> None:
+        """Arm faults of rltop's CPU engine (`/rltop/faults`); real SGLang has no such path."""
+        self._json(Call("POST", "/rltop/faults", {"on": faults}))
+
     def profile(self, steps: int = 5) -> None:
         """`/start_profile`: it ends by itself after so many forward passes."""
         self._run(text_flow(self.url, profile_call(steps)))
@@ -279,6 +283,10 @@ class AsyncEngineClient:
     async def set_weight_version(self, version: str) -> None:
         """See `EngineClient.set_weight_version`."""
         await self._json(label_call(version))
+
+    async def inject(self, faults: str) -> None:
+        """See `EngineClient.inject`."""
+        await self._json(Call("POST", "/rltop/faults", {"on": faults}))
 
     async def profile(self, steps: int = 5) -> None:
         """See `EngineClient.profile`."""

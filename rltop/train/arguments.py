@@ -373,7 +373,22 @@ def validate(config: TrainConfig) -> None:
         from rltop.train.inject import parse_fault  # needs torch, which a plain mistake must not wait for
 
         for text in config.inject:
-            parse_fault(text)
+            fault = parse_fault(text)
+            if fault.at_start and not config.check_weight_update_equal:
+                raise RltopError(
+                    "a fault of a sync that does not happen",
+                    where=f"--inject {text}",
+                    why="weights are only pushed before rollout 0 with --check-weight-update-equal",
+                    do=f"--check-weight-update-equal, or --inject {fault.name}@0",
+                )
+    if config.plants("lost-rotary") and config.engine != "cpu":
+        raise RltopError(
+            "a fault that only the CPU engine can have",
+            where="--inject lost-rotary",
+            why=f"--engine is {config.engine}, and no call makes SGLang lose a buffer",
+            do="--engine cpu",
+        )
+    _check_equal(config)
     if config.plants("pp-layer-ids") and config.pipeline_model_parallel_size == 1:
         raise RltopError(
             "a fault of the second pipeline stage without one",
@@ -412,6 +427,21 @@ _RANGES: dict[str, tuple[float, str]] = {
     "seed": (0, "the seed"),
 }
 """Field -> smallest legal value and what it is called."""
+
+
+def _check_equal(config: TrainConfig) -> None:
+    """slime takes the flag in modes that never push weights: its engines then stay random, without a word."""
+    if not config.check_weight_update_equal or config.mode == "full":
+        return
+    rollout_only = config.mode == "rollout-only"
+    raise RltopError(
+        "a comparison of weights that are never pushed",
+        where="--check-weight-update-equal",
+        why="--debug-rollout-only has no trainer: the engines would be filled with random numbers and stay so"
+        if rollout_only
+        else f"--debug-{config.mode} has no engine to compare with",
+        do=f"leave one of the two out{'; `rltop weights diff` compares an engine with a checkpoint' * rollout_only}",
+    )
 
 
 def _check_ranks(config: TrainConfig) -> None:

@@ -45,6 +45,11 @@ _KINDS = (
     FaultKind(
         "pp-layer-ids", "sync", 0, False, "the second pipeline stage pushes its layers under its local layer ids, once"
     ),
+    FaultKind("zero-norm", "sync", 0, False, "one norm (of a mixture of experts: one router) is pushed as zeros, once"),
+    FaultKind("nan-block", "sync", 0, False, "a block of one weight is pushed as NaN, once"),
+    FaultKind("wrong-shape", "sync", 0, False, "one weight is pushed without its last row, once"),
+    FaultKind("stale-tensor", "sync", 0, False, "one weight is pushed as it was in the version before, once"),
+    FaultKind("lost-rotary", "sync", 0, False, "every engine loses its rotary tables in the update (CPU engine only)"),
     FaultKind(
         "late-release",
         "swap",
@@ -60,6 +65,8 @@ _KINDS = (
         "one engine is released and resumed after the weight update (with --offload-rollout): it answers token 0",
     ),
 )
+START = -1
+"""The rollout of faults of the sync that comes before rollout 0 (`--check-weight-update-equal`)."""
 CATALOGUE = {kind.name: kind for kind in _KINDS}
 
 
@@ -78,13 +85,21 @@ class Fault:
         """Whether it acts in this rollout."""
         return rollout >= self.rollout if self.kind.lasting else rollout == self.rollout
 
+    @property
+    def at_start(self) -> bool:
+        """It acts in the sync before rollout 0."""
+        return self.rollout == START
+
     def __str__(self) -> str:
-        return f"{self.name}@{self.rollout}"
+        return f"{self.name}@{'start' if self.rollout == START else self.rollout}"
 
 
 def parse_fault(text: str) -> Fault:
-    """`NAME` or `NAME@ROLLOUT`. Raises `RltopError` that lists the catalogue, or says that a fault cannot wait."""
-    match = re.fullmatch(r"([a-z-]+)(?:@(\d+))?", text)
+    """`NAME`, `NAME@ROLLOUT`, or `NAME@start` for a fault of the sync before the first rollout.
+
+    Raises `RltopError` that lists the catalogue, or says that a fault cannot act then.
+    """
+    match = re.fullmatch(r"([a-z-]+)(?:@(\d+|start))?", text)
     kind = CATALOGUE.get(match[1]) if match else None
     if match is None or kind is None:
         raise RltopError(
@@ -93,6 +108,11 @@ def parse_fault(text: str) -> Fault:
             why="faults: " + "; ".join(f"{kind.name}: {kind.text}" for kind in _KINDS),
             do="NAME or NAME@ROLLOUT, for example nan-grad@1",
         )
+    if match[2] == "start":
+        if kind.where != "sync" or kind.name == "stale-tensor":
+            why = "nothing was pushed before" if kind.where == "sync" else "it is no fault of the sync"
+            raise RltopError(f"{kind.name} cannot act at the start", where=f"--inject {text}", why=why)
+        return Fault(kind, START)
     rollout = int(match[2]) if match[2] else kind.default_rollout
     if kind.where == "reference" and rollout:
         raise RltopError(
@@ -166,3 +186,56 @@ def local_layer_ids(stages: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[s
 
     wrong = {local(name): tensor for name, tensor in stages[1].items()}
     return [dict(stages[0]), wrong, *(dict(stage) for stage in stages[2:])]
+
+
+BENT = ("zero-norm", "nan-block", "wrong-shape", "stale-tensor")
+"""Faults that bend one tensor of the pushed weights: see `bend`."""
+NAN_BLOCK = 4
+"""Rows and columns of the block."""
+_BENT_TAILS = {
+    "zero-norm": (".mlp.gate.weight", ".input_layernorm.weight"),
+    "nan-block": (".mlp.down_proj.weight",),
+    "wrong-shape": (".self_attn.o_proj.weight",),
+    "stale-tensor": (".self_attn.k_proj.weight",),
+}
+"""Ends of the names of the tensors that a fault may bend; the first that the model has."""
+
+Stages = Sequence[Mapping[str, torch.Tensor]]
+
+
+def bent_tensor(fault: str, stages: Stages) -> str:
+    """The tensor that a fault of `BENT` bends: the last layer's, so that no name map that only knows layer 0 is right
+    by accident. Raises `RltopError` if the model has none such."""
+    names = [name for stage in stages for name in stage]
+    for tail in _BENT_TAILS[fault]:
+        layers = [(int(name.split(".")[2]), name) for name in names if name.endswith(tail) and ".layers." in name]
+        if layers:
+            return max(layers)[1]
+    raise RltopError("the model has no tensor for this fault", where=f"--inject {fault}", why=str(_BENT_TAILS[fault]))
+
+
+def bend(fault: str, stages: Stages, before: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The pushed weights with one tensor bent. before: what `remembered` kept of the version before."""
+    chosen = bent_tensor(fault, stages)
+
+    def bent(tensor: torch.Tensor) -> torch.Tensor:
+        match fault:
+            case "zero-norm":
+                return torch.zeros_like(tensor)
+            case "wrong-shape":
+                return tensor[:-1].clone()
+            case "stale-tensor":
+                if chosen not in before:
+                    raise RltopError("nothing was pushed before", where="--inject stale-tensor", exit_code=1)
+                return before[chosen]
+        tensor = tensor.clone()
+        tensor[:NAN_BLOCK, :NAN_BLOCK] = float("nan")
+        return tensor
+
+    return [{name: bent(tensor) if name == chosen else tensor for name, tensor in stage.items()} for stage in stages]
+
+
+def remembered(stages: Stages) -> dict[str, torch.Tensor]:
+    """A copy of the tensor that `stale-tensor` pushes once more."""
+    chosen = bent_tensor("stale-tensor", stages)
+    return {name: stage[name].detach().clone() for stage in stages for name in stage if name == chosen}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rltop.engines.weight_findings import told
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.narrator import Narrator
@@ -116,10 +117,12 @@ class Loop:
                 return first
             self.swap.begin()
             engines = self.rollouts.start(base)
-            if not first:
+            if self.config.check_weight_update_equal:
+                self._prove(engines, first)
+            elif not first:
                 # Rollout 0 must be sampled from the trainer's own initial weights, under SGLang's name for them.
                 self._report_sync(self.trainer.verify(engines), engines, first_rollout=0, seconds=0.0)
-        if first and not self._train_only:
+        if first and not self.config.check_weight_update_equal:
             # What the interrupted run did after its last rollout; the samples to come require this version.
             self._push(version_for(first), first)
         self.swap.begun()
@@ -298,6 +301,35 @@ class Loop:
         seconds = self.clock() - started
         self._report_sync(report, engines, first_rollout=first_rollout, seconds=seconds)
         return seconds
+
+    def _prove(self, engines: Sequence[EngineFacts], first: int) -> None:
+        """The first sync, to engines whose weights are random. Raises RltopError if one does not hold what was sent.
+
+        Right on a resume too: the engines start from the weights that the trainer loaded, not from --hf-checkpoint.
+        """
+        version, started = version_for(first), self.clock()
+        with self.narrator.phase("update_weights", first - 1):
+            report = self.trainer.prove(version, first - 1, engines)
+        self._report_sync(report, engines, first_rollout=first, seconds=self.clock() - started)
+        sides = {"the trainer": report.source} if report.source else {}
+        sides |= {f"engine {name}": reply.findings for name, reply in report.engines.items() if reply.same is False}
+        if sides:
+            raise RltopError(
+                f"{' and '.join(sides)}: not the weights that should be there",
+                where=f"--check-weight-update-equal, weights version {report.version!r}",
+                why="\n       ".join(f"{side}: {told(found, 8)}" for side, found in sides.items()),
+                do='docs/debug.md, "Are the weights the same?", says what each kind points to',
+                exit_code=1,
+            )
+        if unseen := [name for name, reply in report.engines.items() if reply.same is None and not reply.gone]:
+            self.narrator.log("warn", f"--check-weight-update-equal cannot compare engine {', '.join(unseen)}")
+        notes = sorted({reply.message for reply in report.engines.values() if reply.same and reply.message})
+        self.narrator.log(
+            "info",
+            f"Weights version {report.version!r} checked after reset_tensors: every tensor of "
+            f"{sum(reply.same is True for reply in report.engines.values())} engines is equal"
+            + (f" ({'; '.join(notes)})" if notes else ""),
+        )
 
     def _resync(self, rollout_id: int, engines: Sequence[EngineFacts]) -> None:
         """The weights of a rollout that is running to engines that came back: they do not change before its end."""

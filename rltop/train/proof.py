@@ -45,6 +45,10 @@ PROBE_TOKENS = 48
 PROBE_GAP = 1e-3
 """Largest gap of a log-prob, nats, between two readings of the same prompt from the same weights. In fp32 on a CPU they
 are equal bit for bit; bf16 on a GPU repeats itself too, for a prompt that is alone in its batch."""
+EXACT_GAP = 1e-2
+"""The same between a trainer and an engine that both compute in fp32: 1e-5 was seen."""
+TRAINER_GAP = 0.5
+"""The same otherwise: bf16 kernels differ by up to 0.1 nats per token on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +165,36 @@ def read_probe(client: EngineClient, vocab_size: int) -> tuple[float, ...]:
     return tuple(math.nan if triple[0] is None else float(triple[0]) for triple in triples)
 
 
-def lost_buffer(before: Sequence[float], after: Sequence[float]) -> Finding | None:
+def lost_buffer(before: Sequence[float], after: Sequence[float], *, limit: float = PROBE_GAP) -> Finding | None:
     """What the probe says once all parameters are equal."""
     gaps = [abs(now - then) for then, now in zip(before, after, strict=True)]
     worst = max((gap if not math.isnan(gap) else math.inf for gap in gaps), default=0.0)
-    if worst <= PROBE_GAP:
+    if worst <= limit:
         return None
-    if gaps and gaps[0] <= PROBE_GAP:
+    if gaps and gaps[0] <= limit:
         where = "they agree at the first position, where every angle is 0, and differ from the second on"
         name = ROTARY
     else:
         where, name = "at every position", "a buffer that the weights checker leaves out"
     detail = f"all parameters are equal and log-probs of one prompt differ by up to {worst:.3g} nats: {where}"
     return Finding(name, "buffer-lost", detail=detail)
+
+
+def compare_probes(
+    report: SyncReport, engines: Engines, reference: Sequence[float], vocab_size: int, *, exact: bool
+) -> SyncReport:
+    """The report of a later sync, with what the trainer's own log-probs of the probe say of engines that are equal.
+
+    exact: both sides compute in fp32.
+    """
+
+    def look(name: str, reply: EngineReply) -> EngineReply:
+        if reply.same is not True:
+            return reply
+        lost = lost_buffer(reference, read_probe(engines[name], vocab_size), limit=EXACT_GAP if exact else TRAINER_GAP)
+        return with_findings(reply, [dataclasses.replace(lost, engine=name)]) if lost else reply
+
+    return dataclasses.replace(report, engines={name: look(name, reply) for name, reply in report.engines.items()})
 
 
 # ---------------------------------------------------------------------- the trainer's own side

@@ -104,6 +104,10 @@ class RayTrainer:
         report: SyncReport = self.ranks.call("verify", engines)
         return report
 
+    def prove(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        report: SyncReport = self.ranks.call("prove", version, rollout_id, engines)
+        return report
+
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         report: SyncReport = self.ranks.call("publish", version, rollout_id, engines)
         return report

@@ -7,9 +7,10 @@ torch in `load`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,9 +31,11 @@ from rltop.train.resume import REFERENCE, Checkpoint, find_checkpoint, keep_refe
 from rltop.train.sample import Sample
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rltop.train.megatron.backend import Forward, MegatronBackend
     from rltop.train.offload import Offload, Part
-    from rltop.train.sync import Stages
+    from rltop.train.sync import Memory, Stages, Truth
     from rltop.train.train_dump import TrainRecord
 
 
@@ -55,6 +58,11 @@ class TrainActor:
         self._work_dir = Path(work_dir)
         self._clients: dict[str, EngineClient] = {}
         self._record: TrainRecord | None = None
+        self._memory: Memory | None = None
+        self._now: Memory | None = None
+        """What the engines were brought last, and before that."""
+        self._last: Mapping[str, Tensor] = {}
+        """A tensor of the version before, for a planted fault."""
         self._published: tuple[str, Path] | None = None
         """The version that this process put on disk last, and where."""
 
@@ -110,6 +118,7 @@ class TrainActor:
             store=self._meet(address),
         )
         self._offload: Offload = self._backend.offload(self._work_dir / "offload" / str(self._place.rank))
+        self._source = checkpoint
         self._resumed = find_checkpoint(config.load) if config.load is not None else None
         if self._resumed is not None:
             self._backend.load_checkpoint(self._resumed)
@@ -249,53 +258,146 @@ class TrainActor:
 
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         """Whether the engines hold the base weights under SGLang's name for them; nothing is pushed."""
-        from rltop.train.sync import compare, named
+        from rltop.train.sync import compare
 
         stages = self._backend.hf_stages()
         if stages is None:
             return _SILENT
-        return compare(lambda: named(stages), version=BASE_VERSION, transport="start", engines=self._connected(engines))
+        truth = self._truth(stages)
+        report = compare(truth, version=BASE_VERSION, transport="start", engines=self._connected(engines))
+        self._remember(BASE_VERSION, truth)
+        return report
 
-    def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
-        """Push the weights after the steps of `rollout_id`."""
-        from rltop.train.sync import push
+    def prove(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        """`publish`, after the engines' weights were made random; then every tensor is compared."""
+        from rltop.train import proof
 
         held = self._backend.hf_stages()
         if held is None:
             return _SILENT
+        clients, vocab_size = self._connected(engines), self._backend.shape.vocab_size
+        prepared = proof.prepare(clients, vocab_size)
+        resets = {name: one.digests for name, one in prepared.items()}
+        report, truth = self._brought(held, version, rollout_id, clients, resets)
+        report = proof.conclude(report, clients, prepared, vocab_size)
+        if self._resumed is None and not self._config.cold_start_steps:
+            report = dataclasses.replace(report, source=tuple(proof.against_source(truth, self._source)))
+        return report
+
+    def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        """Push the weights after the steps of `rollout_id`."""
+        reference = self._probe() if self._config.check_weight_update_equal else ()
+        held = self._backend.hf_stages()
+        if held is None:
+            return _SILENT
+        clients = self._connected(engines)
+        report, truth = self._brought(held, version, rollout_id, clients)
+        if reference:
+            from rltop.train.proof import compare_probes
+
+            vocab_size = self._backend.shape.vocab_size
+            report = compare_probes(report, clients, reference, vocab_size, exact=truth.exact)
+        return report
+
+    def _probe(self) -> tuple[float, ...]:
+        """What the trainer gives the probe's tokens; nothing where it would scale them, or sleeps in between.
+
+        Every rank takes part; rank 0 gets the values.
+        """
+        from rltop.train.megatron.batching import TokenSample
+        from rltop.train.proof import probe_ids
+
+        if self._config.rollout_temperature != 1.0 or self._config.offloads_train:
+            return ()
+        ids = tuple(probe_ids(self._backend.shape.vocab_size))
+        values = self._backend.log_probs([TokenSample(ids, len(ids) - 1)], which="actor")
+        return tuple(values[0].tolist()) if values and self._place.rank == 0 else ()
+
+    def _brought(
+        self,
+        held: Stages,
+        version: str,
+        rollout_id: int,
+        clients: Mapping[str, EngineClient],
+        resets: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
+    ) -> tuple[SyncReport, Truth]:
+        """Push `held`, with the faults that act, and compare."""
+        from rltop.train.inject import active
+        from rltop.train.sync import Memory, Suspects, push
+
+        truth = self._truth(held)
         pushed = self._with_faults(held, rollout_id)
-        return push(
+        memory = self._now if self._now is not None and self._now.version != version else self._memory
+        lost = active(self._faults, "lost-rotary", rollout_id)
+        if lost:
+            for client in clients.values():
+                client.inject("rotary-lost:count=1")
+        report = push(
             pushed,
             held,
             version=version,
             transport=self._config.weight_transport,
-            engines=self._connected(engines),
-            directory=self._on_disk(version, pushed) if self._config.weight_transport == "disk" else None,
-            planted=pushed is not held,
+            engines=clients,
+            directory=self._on_disk(version, pushed, planted=pushed is not held)
+            if self._config.weight_transport == "disk"
+            else None,
+            planted=pushed is not held or lost,
+            truth=truth,
+            suspects=Suspects(memory or Memory(), shapes=self._shapes(), resets=resets or {}),
         )
+        self._remember(version, truth)
+        return report, truth
 
-    def _on_disk(self, version: str, pushed: Stages) -> Path:
-        """The published version. Written once: an engine that comes back may read it while others do."""
-        if version == BASE_VERSION:
+    def _truth(self, held: Stages) -> Truth:
+        from rltop.train.sync import Truth
+
+        return Truth(held, kv_heads=self._backend.shape.num_kv_heads)
+
+    def _remember(self, version: str, truth: Truth) -> None:
+        """Keep the digests of this version and of the one before: an engine may still hold that."""
+        if self._now is not None and self._now.version != version:
+            self._memory = self._now
+        self._now = truth.memory(version)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the checkpoint that the engines were started from."""
+        from rltop.engines.raw_tensors import Checkpoint
+
+        with Checkpoint(self._base) as base:
+            return {name: base.shape(name) for name in base.names()}
+
+    def _on_disk(self, version: str, pushed: Stages, *, planted: bool) -> Path:
+        """The published version. Written once: an engine that comes back may read it while others do.
+
+        planted: it is not what the trainer holds, so that the base checkpoint does not do for the base version.
+        """
+        if version == BASE_VERSION and not planted:
             return self._base
         from rltop.engines.weights import publish
         from rltop.train.sync import named
 
         if self._published is None or self._published[0] != version:
-            path = publish(self._work_dir / "weights", int(version), named(pushed), checkpoint=self._base)
+            number = 0 if version == BASE_VERSION else int(version)
+            path = publish(self._work_dir / "weights", number, named(pushed), checkpoint=self._base)
             self._published = (version, path)
         return self._published[1]
 
-    def _with_faults(self, stages: Stages, rollout_id: int) -> Stages:
+    def _with_faults(self, held: Stages, rollout_id: int) -> Stages:
         """What is pushed: the weights themselves, unless a fault of the sync acts after this rollout."""
-        from rltop.train.inject import active, local_layer_ids, swap_layers
+        from rltop.train.inject import BENT, active, bend, local_layer_ids, remembered, swap_layers
         from rltop.train.sync import named
 
+        stages = held
         if active(self._faults, "swap-layers", rollout_id):
             swapped = dict(swap_layers(named(stages)))
             stages = [{name: swapped[name] for name in stage} for stage in stages]
         if active(self._faults, "pp-layer-ids", rollout_id):
             stages = local_layer_ids(stages)
+        for name in BENT:
+            if active(self._faults, name, rollout_id):
+                stages = bend(name, stages, self._last)
+        if any(fault.name == "stale-tensor" for fault in self._faults):
+            self._last = remembered(held)
         return stages
 
     def _connected(self, engines: Sequence[EngineFacts]) -> dict[str, EngineClient]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -59,3 +61,19 @@ def client(engine: Engine) -> AsyncEngineClient:
 def connect(engine: Engine) -> AsyncEngineClient:
     """rltop's client of an engine in this process."""
     return AsyncEngineClient("http://engine", transport=httpx.ASGITransport(make_app(engine)))
+
+
+class Blocking(httpx.BaseTransport):
+    """Runs an ASGI application for a blocking client, one event loop per request."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            forwarded = httpx.Request(request.method, request.url, headers=request.headers, content=request.read())
+            response = await transport.handle_async_request(forwarded)
+            return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+
+        return asyncio.run(ask())

@@ -15,7 +15,7 @@ from rltop.engines.options import table
 from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.server import make_app
 from rltop.train.cpu_engine.stats import LOGGER
-from tests.engines.conftest import running
+from tests.engines.conftest import Blocking, running
 from tests.engines.contract import PROMPT, calls, content_of, log_shape, metric_families, shape
 from tests.soak.sglang_cpu.record import SERVER_INFO_KEYS
 
@@ -61,7 +61,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 def _ask_here(model: Path) -> dict[str, dict[str, Any]]:
     with (
         running(model, "--device", "cpu", "--max-total-tokens", "8192") as engine,
-        httpx.Client(transport=_Blocking(make_app(engine)), base_url="http://engine") as http,
+        httpx.Client(transport=Blocking(make_app(engine)), base_url="http://engine") as http,
     ):
         answers = {}
         for call in calls(model):
@@ -73,24 +73,6 @@ def _ask_here(model: Path) -> dict[str, dict[str, Any]]:
         answers["/server_info"]["content"] = {key: value for key, value in info.items() if key not in settings}
         answers["metrics"] = {"status": 200, "content": http.get("/metrics").text}
     return answers
-
-
-class _Blocking(httpx.BaseTransport):
-    """Runs an ASGI application for a blocking client, one event loop per request."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        import asyncio
-
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            forwarded = httpx.Request(request.method, request.url, headers=request.headers, content=request.read())
-            response = await transport.handle_async_request(forwarded)
-            return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
-
-        return asyncio.run(ask())
 
 
 def test_every_call_has_the_recorded_status(
@@ -124,7 +106,7 @@ def test_every_answer_has_the_fields_and_types_of_0_5_14(model_path: Path) -> No
     args = ("--sglang-version", "0.5.14", "--enable-memory-saver")
     with (
         running(model_path, *args) as engine,
-        httpx.Client(transport=_Blocking(make_app(engine)), base_url="http://e") as http,
+        httpx.Client(transport=Blocking(make_app(engine)), base_url="http://e") as http,
     ):
         for place, call in enumerate(recorded):
             body = json.loads(json.dumps(call["body"]).replace("<model>", str(model_path)))
@@ -215,7 +197,7 @@ def test_log_lines_have_recorded_shapes(model_path: Path) -> None:
         _ask_here(model_path)
         with (
             running(model_path, "--device", "cpu", "--decode-log-interval", "2") as engine,
-            httpx.Client(transport=_Blocking(make_app(engine)), base_url="http://engine") as http,
+            httpx.Client(transport=Blocking(make_app(engine)), base_url="http://engine") as http,
         ):
             http.post("/generate", json={"text": PROMPT, "sampling_params": {"ignore_eos": True, "max_new_tokens": 6}})
     finally:

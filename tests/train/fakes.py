@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rltop.train.dump import Dumped
@@ -84,6 +84,10 @@ class FakeTrainer:
     def verify(self, engines: Sequence[EngineFacts]) -> SyncReport:
         self.calls.append("verify")
         return self._report(BASE_VERSION, self.base_reply)
+
+    def prove(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
+        self.calls.append(("prove", version, rollout_id))
+        return replace(self._report(version, self.base_reply), checked=True)
 
     def publish(self, version: str, rollout_id: int, engines: Sequence[EngineFacts]) -> SyncReport:
         self.calls.append(("publish", version, rollout_id))
