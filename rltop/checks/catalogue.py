@@ -188,6 +188,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     _entry("train.grad-high", "gradient norm too high", "pwf", "D1.3 R3 F9"),
     _entry("train.grad-zero", "no gradient although there is something to learn", "pf", "B82"),
+    _entry("train.replay", "the same dump gives the same steps", "pif", "D3 W"),
     _entry("train.oom", "the trainer ran out of GPU memory", "pf", "F3 B23 B24 B25", "host.unexplained engine.died"),
     _entry(
         "train.colocate-swap",

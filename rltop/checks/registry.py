@@ -43,6 +43,7 @@ from rltop.checks.rules import (
     train_collective,
     train_grad,
     train_nan,
+    train_replay,
     train_skipped,
     train_swap,
     train_zero,
@@ -120,6 +121,7 @@ RULES: tuple[Rule, ...] = (
     Rule("train.grad-scale", train_grad.check_scale, _SCALE, newest=_NORM),
     Rule("train.grad-high", train_grad.check_high, (*_SCALE, *_MAGNITUDE), newest=_NORM),
     Rule("train.grad-zero", train_zero.check, (train_grad.NORM, "train/loss", train_zero.ZERO_STD), newest=_NORM),
+    Rule("train.replay", train_replay.check, train_replay.METRICS),
     Rule(
         "kl.on-policy",
         kl_on_policy.check,

@@ -114,6 +114,34 @@ FUSED = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
 GROUPS = {"rollout_batch_size": 8}
 
 
+def replay(step: int, loss: float, norm: float, there: tuple[float, float], allowed: float | None) -> MetricRow:
+    """A step beside the one of the run before; allowed: how far both may differ, None where nobody knows."""
+    limits = {} if allowed is None else {"replay_loss_tolerance": allowed, "replay_grad_norm_tolerance": allowed}
+    values = {"loss": loss, "grad_norm": norm, "replay_loss": there[0], "replay_grad_norm": there[1]}
+    return MetricRow("train", step, {f"train/{name}": value for name, value in (values | limits).items()})
+
+
+@pytest.mark.parametrize(
+    ("observations", "status", "words"),
+    [
+        (obs(*norms(0.3)), "skip", "no steps of an earlier run"),
+        (obs(*norms(0.3), mode="rollout-only"), "skip", "no trainer"),
+        (obs(replay(0, 0.1, 0.3, (0.1, 0.3), 0.0), replay(1, 0.2, 0.4, (0.2, 0.4), 0.0)), "pass", "2 steps"),
+        (obs(replay(0, 0.1, 0.3, (0.1, 0.3), 0.0)), "pass", "bit for bit"),
+        (obs(replay(0, NAN, NAN, (NAN, NAN), 0.0)), "pass", "bit for bit"),
+        (obs(replay(0, 0.1, 0.3, (0.1, 0.30001), 1e-4)), "pass", "tolerance 0.0001"),
+        (obs(replay(0, 0.1, 0.3, (0.1, 0.30001), 0.0)), "fail", "the same bits"),
+        (obs(replay(0, 0.1, 0.3, (0.1, 0.301), 1e-4)), "fail", "other parallel sizes explain less"),
+        (obs(replay(0, NAN, 0.3, (0.1, 0.3), 1e-4)), "fail", "train/loss is NaN at step 0"),
+        (obs(replay(0, 0.1, 0.3, (0.1, 0.3), 0.0), replay(1, 0.2, 0.3, (0.1, 0.3), 0.0)), "fail", "at step 1"),
+        (obs(replay(0, 0.1, 0.3, (0.5, 0.9), None)), "info", "not comparable"),
+    ],
+)
+def test_a_replay_gives_the_steps_of_the_run_before(observations: Observations, status: str, words: str) -> None:
+    found = verdict("train.replay", observations)
+    assert (found.status, words in found.cause) == (status, True), found
+
+
 def counts(step: int, zero: float, one: float) -> MetricRow:
     return MetricRow("rollout", step, {"rollout/zero_std/count_0": zero, "rollout/zero_std/count_1": one})
 
