@@ -24,8 +24,8 @@ import msgspec
 
 from rltop.daemon.state import StateTable
 from rltop.errors import RltopError
-from rltop.evidence.dump_find import DumpRef, find_dumps, holes
-from rltop.evidence.dump_pages import DumpPages
+from rltop.evidence.dump_find import DumpRef, find_dumps
+from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
 
 ANSWER_S = 8.0
@@ -252,29 +252,6 @@ def _found(names: list[str]) -> list[DumpRef]:
         with contextlib.suppress(RltopError, OSError, ValueError):  # nothing there yet, or nothing that can be listed
             out += find_dumps(name)
     return out
-
-
-def listed(refs: list[DumpRef], places: list[str]) -> DumpsAnswer:
-    """The refs as they cross the wire."""
-    out = []
-    for ref in refs:
-        changed = 0.0
-        with contextlib.suppress(OSError):
-            changed = ref.path.stat().st_mtime
-        out.append(
-            {
-                "path": str(ref.path),
-                "rollout_id": ref.rollout_id,
-                "eval": ref.is_eval,
-                "kind": ref.kind,
-                "bytes": ref.bytes,
-                "t": changed,
-                "train": [str(path) for path in ref.train],
-                "problem": ref.problem,
-            }
-        )
-    why = "" if out else f"no dump lies at {', '.join(places)}: --save-debug-rollout-data or --dump-details writes them"
-    return DumpsAnswer(out, why, holes(refs)[:100])
 
 
 def main(source: BinaryIO, sink: BinaryIO) -> None:

@@ -13,18 +13,18 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rltop.errors import RltopError
 from rltop.evidence.dump_file import DumpFile
-from rltop.evidence.dump_find import DumpRef
+from rltop.evidence.dump_find import DumpRef, holes
 from rltop.evidence.dump_rows import SORTS, Filter, Line, contains, line_of, sort_key
 from rltop.evidence.dump_sample import DumpSample
 from rltop.evidence.dump_trained import Trained
 from rltop.evidence.dump_whole import whole
 from rltop.evidence.token_text import TokenTexts
-from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery
+from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer
 
 BUDGET_S = 0.25
 MOST_ROWS = 1_000
@@ -35,6 +35,29 @@ MOST_LINES = 20_000
 MOST_GROUP = 4_096
 SORT_AGAIN = 100_000
 """A list of more samples is only sorted once the file was read."""
+
+
+def listed(refs: Sequence[DumpRef], places: Sequence[str]) -> DumpsAnswer:
+    """The refs as they cross the wire."""
+    out = []
+    for ref in refs:
+        changed = 0.0
+        with suppress(OSError):
+            changed = ref.path.stat().st_mtime
+        out.append(
+            {
+                "path": str(ref.path),
+                "rollout_id": ref.rollout_id,
+                "eval": ref.is_eval,
+                "kind": ref.kind,
+                "bytes": ref.bytes,
+                "t": changed,
+                "train": [str(path) for path in ref.train],
+                "problem": ref.problem,
+            }
+        )
+    why = "" if out else f"no dump lies at {', '.join(places)}: --save-debug-rollout-data or --dump-details writes them"
+    return DumpsAnswer(out, why, holes(refs)[:100])
 
 
 class DumpPages:
@@ -104,7 +127,10 @@ class _Opened:
             case "whole":
                 return self._whole(query, spent)
         rows = self._list(query)
-        if "gap" in query.sort + query.filter and not self._join(spent):
+        # Half of the time for the train dumps, so that there is a first picture without them where they are large.
+        half = clock() + (until - clock()) / 2
+        joined = self._join(lambda: clock() >= half)
+        if "gap" in query.sort + query.filter and not joined:
             return self._answer(query, rows, done=False)
         start, back, found = max(0, query.start), query.stop < query.start, -1
         size = min(abs(query.stop - query.start), MOST_ROWS)
@@ -118,7 +144,7 @@ class _Opened:
         if rows.done and start >= rows.count:
             start = max(0, rows.count - size)
         lines, whole_page = self._page(rows, start, start + size, spent)
-        whole_page = whole_page and self._join(spent)
+        whole_page = whole_page and joined
         return DumpPageAnswer(
             query.path,
             start=start,
@@ -138,7 +164,7 @@ class _Opened:
             if spent():
                 return False
         self._lines.clear()  # their gaps were not known
-        return False  # the next answer has them
+        return True
 
     def _answer(self, query: DumpPageQuery, rows: _List, *, done: bool) -> DumpPageAnswer:
         return DumpPageAnswer(query.path, count=rows.count, indexed=rows.gone(self), done=done, ended=rows.done)

@@ -131,9 +131,11 @@ def fields(sample: DumpSample, trained: DumpSample | None) -> list[list[str]]:
     for key, value in (sample.metadata or {}).items():
         out.append([f"metadata.{key}"[:200], brief(value)])
     for key, value in sample.extra.items():
-        out.append([str(key)[:200], brief(value)])
+        if key not in _PER_TOKEN:
+            out.append([str(key)[:200], brief(value)])
     for key, value in (trained.extra if trained is not None else {}).items():
-        out.append([f"train.{key}"[:200], brief(value)])
+        if key not in _PER_TOKEN:  # those are shown with the tokens
+            out.append([f"train.{key}"[:200], brief(value)])
     if len(out) > MOST_FIELDS:
         out = [*out[:MOST_FIELDS], ["", f"{len(out) - MOST_FIELDS} more fields are left out"]]
     return out
@@ -164,10 +166,18 @@ def _brief(value: Any, room: int, depth: int) -> str:
         case Mapping():
             parts = ((f"{key}: ", item) for key, item in value.items())
             return "{" + _listed(parts, len(value), room, depth) + "}"
+        case list() | tuple() if (
+            len(value) > 8 and isinstance(value[0], int | float) and value.count(value[0]) == len(value)
+        ):
+            return f"{len(value)} times {value[0]}"
         case list() | tuple():
             return "[" + _listed((("", item) for item in value), len(value), room, depth) + "]"
         case _:
             return str(value)[:room]
+
+
+def _all_one(value: Sequence[Any]) -> bool:
+    return isinstance(value[0], int | float) and value.count(value[0]) == len(value)
 
 
 def _listed(parts: Any, count: int, room: int, depth: int) -> str:

@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
@@ -27,11 +25,14 @@ from rltop.tui.clientlike import ClientLike
 from rltop.tui.keymap import works
 from rltop.tui.keytable import KEYS, PANES
 from rltop.tui.model import Clocks, Model
+from rltop.tui.rows import Row
 from rltop.tui.screens.live import LiveScreen
+from rltop.tui.terminal import copied_words, forget_frozen_size, keep_copy
 from rltop.tui.theme import ASCII, DARK, LIGHT, UNICODE, Palette
 
 if TYPE_CHECKING:
     from rltop.tui.desk import Desk
+    from rltop.tui.screens.dump import DumpScreen
     from rltop.tui.screens.engines import EnginesScreen
     from rltop.tui.screens.source import SourceDialog
     from rltop.tui.staging import Staging
@@ -96,6 +97,8 @@ class RltopApp(App[int], inherit_bindings=False):
         self.live = LiveScreen(self.model.frame, self._palette, self.perform, ascii_only=ascii_only)
         self.engines: EnginesScreen | None = None
         """The engine screen while it is open."""
+        self.dump: DumpScreen | None = None
+        """The dump screen while it is open."""
         self._desk: Desk | None = None
         self._staging: Staging | None = None
         """What was picked on the engine screen: a screen that is closed and opened again has lost nothing."""
@@ -116,7 +119,7 @@ class RltopApp(App[int], inherit_bindings=False):
 
     async def run_async(self, **options: Any) -> int | None:
         """As Textual's, but a crash of the dashboard is exit value 1 and not None."""
-        _forget_frozen_size()
+        forget_frozen_size()
         value = await super().run_async(**options)
         return self.return_code if value is None else value
 
@@ -198,11 +201,15 @@ class RltopApp(App[int], inherit_bindings=False):
             self._paint(set() if self.model.paused else dirty)
 
     @property
-    def front(self) -> LiveScreen | EnginesScreen:
+    def front(self) -> LiveScreen | EnginesScreen | DumpScreen:
         """The full screen that is in sight, dialogs aside."""
-        return self.engines or self.live
+        return self.dump or self.engines or self.live
 
     def _paint(self, dirty: set[str] | None) -> None:
+        if self.dump is not None:
+            if self.dump.is_mounted:
+                self.dump.paint(dirty)
+            return
         if self.engines is not None:  # the Live screen behind it is made anew when it comes back
             if self.engines.is_mounted:
                 self.engines.paint(dirty)
@@ -264,8 +271,10 @@ class RltopApp(App[int], inherit_bindings=False):
                 self.exit(0)
             case "engines":
                 self._open_engines()
+            case "dumps":
+                self._open_dumps()
             case "close":
-                self._close_engines()
+                self._close_dumps() if self.dump is not None else self._close_engines()
             case "interrupt":
                 self.action_interrupt()
             case "look":
@@ -323,6 +332,25 @@ class RltopApp(App[int], inherit_bindings=False):
             self.pop_screen()
             self.live.paint(None)
 
+    def _open_dumps(self) -> None:
+        from rltop.tui.dump_source import DaemonDumps
+        from rltop.tui.screens.dump import DumpScreen
+        from rltop.tui.widgets.header import link_row
+
+        def link() -> Row:
+            frame = self.model.frame()
+            return link_row(frame.link, frame.glyphs, control=False)
+
+        self.live.message = ""
+        self.dump = DumpScreen(DaemonDumps(self._client), self._palette, self._glyphs, self.perform, link=link)
+        self.push_screen(self.dump)
+
+    def _close_dumps(self) -> None:
+        if self.dump is not None and self.screen is self.dump:
+            self.dump = None
+            self.pop_screen()
+            self.live.paint(None)
+
     def open_dialog(self, dialog: ModalScreen[str | None], done: Callable[[str | None], None]) -> None:
         """Put a dialog on top; `done` gets what it was dismissed with, but Ctrl-C leaves."""
 
@@ -338,7 +366,7 @@ class RltopApp(App[int], inherit_bindings=False):
         """Copy a text of a dialog."""
         self.copy_to_clipboard(text)
         with contextlib.suppress(OSError):
-            _keep_copy(text)
+            keep_copy(text)
 
     def action_interrupt(self) -> None:
         """Ctrl-C leaves with 130, wherever it is pressed."""
@@ -394,7 +422,9 @@ class RltopApp(App[int], inherit_bindings=False):
 
         context = self.front.context
         extra = [
-            Choice(f"go:{name}", f"Go to {name}", str(PANES.index(name) + 1)) for name in PANES if self.engines is None
+            Choice(f"go:{name}", f"Go to {name}", str(PANES.index(name) + 1))
+            for name in PANES
+            if self.front is self.live
         ]
         offered = choices([key for key in KEYS if works(key, context)], extra)
         self.push_screen(PaletteDialog(offered, self._palette, self._glyphs), self._chosen)
@@ -419,20 +449,16 @@ class RltopApp(App[int], inherit_bindings=False):
     def _on_theme(self, theme: object) -> None:
         self._palette = Palette(self.current_theme)
         self.live.paint_with(self._palette)
-        if self.engines is not None:
-            self.engines.paint_with(self._palette)
+        for screen in (self.engines, self.dump):
+            if screen is not None:
+                screen.paint_with(self._palette)
 
     def _copy(self) -> None:
         text = self.front.selection(self.model.frame())
         if not text:
             return
         self.copy_to_clipboard(text)
-        lines = text.count("\n") + 1
-        what = f"copied {lines} line{'s' * (lines > 1)} by OSC 52"
-        try:
-            self.say(f"{what}; also in {_keep_copy(text)}")
-        except OSError as error:
-            self.say(f"{what}; no file: {error.strerror}")
+        self.say(copied_words(text))
 
     def _save_picture(self) -> None:
         run = "".join(char if char.isalnum() or char in "-_" else "_" for char in self._client.mirror.run) or "run"
@@ -486,29 +512,3 @@ class RltopApp(App[int], inherit_bindings=False):
     def on_app_focus(self, event: events.AppFocus) -> None:
         """The terminal came back to the front: show the newest at once."""
         self.tick()
-
-
-def _keep_copy(text: str) -> str:
-    """Write the text where a terminal without OSC 52 can fetch it: below RLTOP_DIR where that is set. Returns the path.
-    Raises OSError."""
-    from platformdirs import user_state_path
-
-    if told := os.environ.get("RLTOP_DIR"):
-        folder = Path(told).expanduser()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    else:
-        folder = user_state_path("rltop", ensure_exists=True)
-    path = folder / "clipboard.txt"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-    return str(path)
-
-
-def _forget_frozen_size() -> None:
-    """Let the terminal say its size: an exported COLUMNS or LINES (watch, CI, some shells) would hide every resize."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        size = os.get_terminal_size(sys.__stderr__.fileno())  # type: ignore[union-attr]  # None: suppressed
-        if size.columns and size.lines:
-            os.environ.pop("COLUMNS", None)
-            os.environ.pop("LINES", None)

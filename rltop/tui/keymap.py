@@ -39,7 +39,8 @@ class Context(Struct, frozen=True):
     evidence: bool = False
     """The selected check has evidence that can be opened."""
     screen: str = "live"
-    """`live`, or `engines`: the engine screen, whose panes are `list`, `status`, `toggles`, `log` and `ab`."""
+    """`live`; `engines`: the engine screen, whose panes are `list`, `status`, `toggles`, `log` and `ab`; `dump`: the
+    dump screen, whose panes are `samples`, `text`, `fields` and `stats`."""
     engines: bool = False
     """There are engines."""
     owned: bool = False
@@ -56,10 +57,22 @@ class Context(Struct, frozen=True):
     """An A/B run goes on."""
     access: bool = False
     """The log has lines of good HTTP requests."""
+    tokens: bool = True
+    """The sample has tokens."""
+    gaps: bool = True
+    """And the trainer's log-probs of them."""
+    files: bool = True
+    """There are several dumps."""
+    sought: bool = True
+    """A text is searched."""
 
 
 STAGING = frozenset({"choose-right", "value", "drop"})
 """About changes that wait to be applied: a viewer without control has none."""
+
+
+_PAIRS = frozenset({"choose-left", "token-left", "previous-dump", "next-hit"})
+"""Actions that stand in the footer for the one of the other direction too."""
 
 
 def works(key: Key, context: Context) -> bool:
@@ -83,8 +96,16 @@ def works(key: Key, context: Context) -> bool:
             return context.pane == "charts"
         case "source":
             return context.evidence
-        case "open" | "copy" | "mute":
+        case "open" | "copy" | "mute" | "read" | "group" | "fields":
             return context.selected
+        case "next-dump" | "previous-dump":
+            return context.files
+        case "next-hit" | "previous-hit":
+            return context.sought
+        case "token-left" | "token-right" | "colours":
+            return context.tokens
+        case "worst":
+            return context.gaps
         case "engines" | "http" | "select-all":
             return context.engines
         case "edit" | "log":
@@ -121,12 +142,13 @@ def hints(context: Context) -> Iterator[tuple[str, str]]:
     """(keys, short label) for the footer, most useful first, only what works now."""
     chosen = [key for key in KEYS if key.footer and works(key, context)]
     for key in sorted(chosen, key=lambda key: _rank(key, context)):
-        yield key.label if key.action == "choose-left" else key.label.split(" ")[0], _short(key, context)
+        yield key.label if key.action in _PAIRS else key.label.split(" ")[0], _short(key, context)
 
 
 def _rank(key: Key, context: Context) -> int:
-    # Where engines are looked at, the way to their screen is what is wanted most.
-    return 11 if key.action == "engines" and context.pane == "engines" else key.footer
+    # Where engines or samples are looked at, the way to their screen is what is wanted most.
+    there = {"engines": "engines", "dumps": "rollouts"}.get(key.action)
+    return 11 if there is not None and context.pane == there else key.footer
 
 
 def _short(key: Key, context: Context) -> str:
@@ -143,6 +165,8 @@ def _short(key: Key, context: Context) -> str:
             return "start"
         case "ab-run" if context.ab:
             return "end A/B"
+        case "fields" | "stats" if context.pane == key.action:
+            return "text"
         case "open" if context.pane == "charts":
             return "all charts" if context.single_chart else "one chart"
         case _:

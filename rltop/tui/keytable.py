@@ -6,7 +6,7 @@ from msgspec import Struct
 
 PANES = ("checks", "charts", "engines", "events", "rollouts", "run")
 """Pane names in the order of their number keys."""
-LISTS = ("checks", "engines", "events", "rollouts", "run", "list")
+LISTS = ("checks", "engines", "events", "rollouts", "run", "list", "samples", "text", "fields", "stats")
 """Panes that are lists of rows."""
 
 
@@ -44,8 +44,11 @@ class Key(Struct, frozen=True, kw_only=True):
         return self.shown or self.keys[0]
 
 
-BOTH = ("live", "engines")
+EVERY = ("live", "engines", "dump")
 ENGINES = ("engines",)
+DUMP = ("dump",)
+BESIDE = ("engines", "dump")
+"""Screens of a list and what it names beside it."""
 
 KEYS: tuple[Key, ...] = (
     Key(
@@ -57,7 +60,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         action="help",
-        screens=BOTH,
+        screens=EVERY,
         keys=("question_mark", "f1"),
         shown="?",
         short="help",
@@ -66,7 +69,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         action="palette",
-        screens=BOTH,
+        screens=EVERY,
         keys=("colon", "ctrl+p"),
         shown=": ctrl+p",
         short="commands",
@@ -77,25 +80,30 @@ KEYS: tuple[Key, ...] = (
     Key(action="pause", keys=("space",), shown="space", short="pause", help="Freeze or release the picture", footer=30),
     Key(
         action="copy",
-        screens=BOTH,
+        screens=EVERY,
         keys=("y",),
         short="copy",
         help="Copy the selected row (OSC 52, and to a file)",
         footer=60,
     ),
     Key(action="changed", keys=("w",), short="changed", help="What changed since the last good run before this one"),
-    Key(action="screenshot", screens=BOTH, keys=("P",), short="screenshot", help="Save the screen as an SVG file"),
-    Key(action="theme", screens=BOTH, keys=("T",), short="theme", help="Choose another theme"),
+    Key(action="screenshot", screens=EVERY, keys=("P",), short="screenshot", help="Save the screen as an SVG file"),
+    Key(action="theme", screens=EVERY, keys=("T",), short="theme", help="Choose another theme"),
     Key(
         action="suspend",
-        screens=BOTH,
+        screens=EVERY,
         keys=("ctrl+z",),
         short="suspend",
         help="Back to the shell; `fg` returns",
         palette=False,
     ),
     Key(
-        action="interrupt", screens=BOTH, keys=("ctrl+c",), short="quit", help="Leave with exit code 130", palette=False
+        action="interrupt",
+        screens=EVERY,
+        keys=("ctrl+c",),
+        short="quit",
+        help="Leave with exit code 130",
+        palette=False,
     ),
     Key(
         action="pane",
@@ -127,7 +135,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         action="full",
-        screens=BOTH,
+        screens=EVERY,
         keys=("f",),
         short="full screen",
         help="Fill the screen with this pane or part, or undo it",
@@ -136,19 +144,19 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         action="up",
-        screens=BOTH,
+        screens=EVERY,
         keys=("up", "k"),
         shown="↑ k",
-        help="Up; charts: the chart above",
+        help="Up; charts: the chart above; text: the line above",
         group="Move",
         palette=False,
     ),
     Key(
         action="down",
-        screens=BOTH,
+        screens=EVERY,
         keys=("down", "j"),
         shown="↓ j",
-        help="Down; charts: the chart below",
+        help="Down; charts: the chart below; text: the line below",
         group="Move",
         palette=False,
     ),
@@ -168,12 +176,12 @@ KEYS: tuple[Key, ...] = (
         group="Move",
         palette=False,
     ),
-    Key(action="page-up", screens=BOTH, keys=("pageup",), help="One page up", group="Move", palette=False),
-    Key(action="page-down", screens=BOTH, keys=("pagedown",), help="One page down", group="Move", palette=False),
-    Key(action="home", screens=BOTH, keys=("g", "home"), shown="g", help="To the start", group="Move", palette=False),
+    Key(action="page-up", screens=EVERY, keys=("pageup",), help="One page up", group="Move", palette=False),
+    Key(action="page-down", screens=EVERY, keys=("pagedown",), help="One page down", group="Move", palette=False),
+    Key(action="home", screens=EVERY, keys=("g", "home"), shown="g", help="To the start", group="Move", palette=False),
     Key(
         action="end",
-        screens=BOTH,
+        screens=EVERY,
         keys=("G", "end"),
         shown="G",
         help="To the end; events: follow the newest",
@@ -191,7 +199,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         action="back",
-        screens=BOTH,
+        screens=EVERY,
         keys=("escape",),
         shown="esc",
         short="back",
@@ -202,7 +210,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         action="filter",
-        screens=BOTH,
+        screens=EVERY,
         keys=("slash",),
         shown="/",
         short="filter",
@@ -304,23 +312,31 @@ KEYS: tuple[Key, ...] = (
         footer=52,
     ),
     Key(
+        action="dumps",
+        keys=("d",),
+        short="dumps",
+        help="The rollout dumps: samples, tokens coloured by log-prob, gap or advantage",
+        group="Lists",
+        footer=85,
+    ),
+    Key(
         action="close",
         keys=("q",),
         short="close",
-        help="Back to the dashboard",
+        help="Leave this screen",
         group="Everywhere",
         footer=55,
-        screens=ENGINES,
+        screens=BESIDE,
     ),
     Key(
         action="next-section",
         keys=("tab",),
         short="next part",
-        help="To the next part: engines, status, toggles, log, A/B",
+        help="To the next part of the screen",
         group="Move",
         footer=34,
         palette=False,
-        screens=ENGINES,
+        screens=BESIDE,
     ),
     Key(
         action="previous-section",
@@ -328,7 +344,7 @@ KEYS: tuple[Key, ...] = (
         help="To the part before",
         group="Move",
         palette=False,
-        screens=ENGINES,
+        screens=BESIDE,
     ),
     Key(
         action="select",
@@ -483,5 +499,146 @@ KEYS: tuple[Key, ...] = (
         footer=7,
         dangerous=True,
         screens=ENGINES,
+    ),
+    Key(
+        action="read",
+        keys=("enter",),
+        short="read",
+        help="To the text of the sample",
+        group="Samples",
+        panes=("samples",),
+        footer=10,
+        screens=DUMP,
+    ),
+    Key(
+        action="previous-dump",
+        keys=("left_square_bracket",),
+        shown="[ ]",
+        short="rollout",
+        help="The dump of the rollout before",
+        group="Samples",
+        footer=12,
+        palette=False,
+        screens=DUMP,
+    ),
+    Key(
+        action="next-dump",
+        keys=("right_square_bracket",),
+        shown="]",
+        help="The dump of the next rollout",
+        group="Samples",
+        screens=DUMP,
+    ),
+    Key(
+        action="dump-sort",
+        keys=("s",),
+        short="sort",
+        help="Another order: as in the file, gap, reward, length, status",
+        group="Samples",
+        footer=17,
+        screens=DUMP,
+    ),
+    Key(
+        action="search",
+        keys=("F", "ctrl+f"),
+        shown="F",
+        short="find",
+        help="Find a text in the prompts and responses",
+        group="Samples",
+        footer=18,
+        screens=DUMP,
+    ),
+    Key(
+        action="next-hit",
+        keys=("n",),
+        shown="n N",
+        short="next",
+        help="The next sample with that text",
+        group="Samples",
+        footer=9,
+        screens=DUMP,
+    ),
+    Key(
+        action="previous-hit",
+        keys=("N",),
+        help="The sample before with that text",
+        group="Samples",
+        screens=DUMP,
+    ),
+    Key(
+        action="jump",
+        keys=("i",),
+        short="index",
+        help="Go to a place in the list, to `index=N` or to `group=N`",
+        group="Samples",
+        footer=19,
+        screens=DUMP,
+    ),
+    Key(
+        action="group",
+        keys=("v",),
+        short="group",
+        help="All samples of this prompt with their rewards, or the whole list again",
+        group="Samples",
+        footer=15,
+        screens=DUMP,
+    ),
+    Key(
+        action="stats",
+        keys=("p",),
+        short="perf",
+        help="Perf metrics recomputed from the samples of the file, or the text again",
+        group="Samples",
+        footer=20,
+        screens=DUMP,
+    ),
+    Key(
+        action="fields",
+        keys=("m",),
+        short="fields",
+        help="Metadata and all other fields of the sample, or the text again",
+        group="Samples",
+        footer=16,
+        screens=DUMP,
+    ),
+    Key(
+        action="colours",
+        keys=("c",),
+        short="colours",
+        help="What the colours of the tokens mean: nothing, log-prob, gap, advantage",
+        group="Tokens",
+        footer=11,
+        screens=DUMP,
+    ),
+    Key(
+        action="worst",
+        keys=("x",),
+        short="worst",
+        help="To the token with the largest gap between trainer and engine",
+        group="Tokens",
+        footer=21,
+        screens=DUMP,
+    ),
+    Key(
+        action="token-left",
+        keys=("left", "comma"),
+        shown="← →",
+        short="token",
+        help="The token before",
+        group="Tokens",
+        panes=("text",),
+        footer=8,
+        palette=False,
+        screens=DUMP,
+    ),
+    Key(
+        action="token-right",
+        keys=("right", "full_stop"),
+        shown="→ .",
+        help="The next token",
+        group="Tokens",
+        panes=("text",),
+        palette=False,
+        screens=DUMP,
     ),
 )

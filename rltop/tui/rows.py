@@ -79,7 +79,8 @@ def painted_to(old: Row, new: Row, width: int) -> int:
 def merged(row: Row) -> list[Span]:
     """`row` with as few spans as possible: blanks look the same in any colour, so they join their neighbours.
 
-    Every span costs about 40 bytes of escape sequences. A selected row has a background, so blanks stay on their side.
+    Every span costs about 40 bytes of escape sequences. Where blanks can be seen (a selected row, a cursor, heat, an
+    underline) they stay on their side.
     """
     out: list[Span] = []
     for text, style in row:
@@ -87,7 +88,7 @@ def merged(row: Row) -> list[Span]:
             continue
         if out:
             before, last = out[-1]
-            same_ground = ("+sel" in last) == ("+sel" in style)
+            same_ground = _ground(last) == _ground(style)
             if style == last or (same_ground and text.isspace()):
                 out[-1] = (before + text, last)
                 continue
@@ -96,6 +97,13 @@ def merged(row: Row) -> list[Span]:
                 continue
         out.append((text, style))
     return out
+
+
+def _ground(style: str) -> str:
+    """What a style makes of a blank: empty where it cannot be seen."""
+    base, *flags = style.split("+")
+    seen = [flag for flag in flags if flag in ("sel", "cur")]
+    return "+".join([base if base.startswith("heat") or base == "minus" else "", *seen]).rstrip("+")
 
 
 def window(count: int, cursor: int, top: int, height: int) -> int:

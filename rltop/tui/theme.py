@@ -139,8 +139,10 @@ def status_style(status: str) -> str:
 class Palette:
     """Style name -> style, for one theme.
 
-    Names: text, strong, note, dim, faint, rule, accent, ok, warn, bad, data, limit; followed by any of the flags `+b`
-    (bold), `+sel` (selected row) and `+grey` (the connection is lost: everything in one grey).
+    Names: text, strong, note, dim, faint, rule, accent, ok, warn, bad, data, limit; heat1 to heat4 (how much, of
+    something unwanted), plus and minus (signs); followed by any of the flags `+b` (bold), `+sel` (selected row), `+cur`
+    (the character under a cursor) and `+grey` (the connection is lost: everything in one grey).
+    Heat is one hue that gets stronger, the signs are blue and orange, and each differs in more than its colour.
     """
 
     def __init__(self, theme: Theme) -> None:
@@ -167,6 +169,8 @@ class Palette:
             style += Style(bold=True)
         if "sel" in flags:
             style += self._sel
+        if "cur" in flags:
+            style += Style(bold=True, reverse=True)
         return style
 
 
@@ -185,6 +189,12 @@ def _ansi_base() -> dict[str, Style]:
         "bad": Style(color="red", bold=True),
         "data": Style(color="cyan"),
         "limit": Style(color="yellow"),
+        "heat1": Style(dim=True, underline=True),
+        "heat2": Style(underline=True),
+        "heat3": Style(color="yellow", bold=True, underline=True),
+        "heat4": Style(color="yellow", bold=True, reverse=True),
+        "plus": Style(color="cyan", bold=True),
+        "minus": Style(color="yellow", underline=True),
     }
 
 
@@ -205,7 +215,16 @@ def _true_base(theme: Theme) -> dict[str, Style]:
         "limit": _mix(theme, "warning", 0.75),
     }
     bold = {"strong", "bad"}
-    return {name: Style(color=color, bgcolor=bg, bold=name in bold) for name, color in plain.items()}
+    styles = {name: Style(color=color, bgcolor=bg, bold=name in bold) for name, color in plain.items()}
+    text = plain["strong"]
+    heats = {f"heat{at}": _mix(theme, "warning", share) for at, share in ((1, 0.2), (2, 0.36), (3, 0.52))}
+    styles |= {name: Style(color=text, bgcolor=color) for name, color in heats.items()}
+    styles["heat2"] += Style(bold=True)  # a terminal of 256 colours has one shade for both
+    styles["heat3"] += Style(bold=True, underline=True)
+    styles["heat4"] = Style(color=bg, bgcolor=plain["warn"], bold=True)
+    styles["plus"] = Style(color=plain["accent"], bgcolor=bg, bold=True)
+    styles["minus"] = Style(color=plain["warn"], bgcolor=bg, underline=True)
+    return styles
 
 
 _FALLBACK = {

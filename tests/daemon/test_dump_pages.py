@@ -15,7 +15,8 @@ import msgspec
 import psutil
 
 from rltop.client import local_client
-from rltop.daemon.dump_pages import DumpReader, known_dumps, listed, patterns
+from rltop.daemon.dump_pages import DumpReader, known_dumps, patterns
+from rltop.evidence.dump_pages import listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
 from tests.daemon.util import Producer, Viewer, real_daemon, wait_for
 from tests.evidence import dump_files

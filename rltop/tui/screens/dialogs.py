@@ -118,6 +118,8 @@ class HelpDialog(Dialog):
             for key in keys:
                 rows += _pair(self._ascii(key.label), key.help, width)
             rows.append(())
+        if self._situation.screen == "dump":
+            return rows + self._dump_rows(width)
         if not self._situation.control:
             rows += [
                 ((line, "dim"),)
@@ -155,6 +157,24 @@ class HelpDialog(Dialog):
             ("(choice)", "cannot be had now: go there and it says why"),
         ):
             rows += _pair(mark, text, width)
+        return rows
+
+    def _dump_rows(self, width: int) -> list[Row]:
+        rows: list[Row] = [(("Colours (c): the stronger, the farther from what it should be", "strong"),)]
+        for name, meaning in (
+            ("log-prob", "how unlikely the engine held the token that it drew"),
+            ("gap", "|train - rollout|: what the trainer and the engine make of the same token"),
+            ("advantage", "bold: the loss makes it likelier; underlined: less likely"),
+            ("", "a token in faint characters is masked: not in the loss"),
+        ):
+            rows += _pair(name, meaning, width)
+        rows += [(), (("Filter (/)", "strong"),)]
+        for name, meaning in (
+            ("words", "all occur in prompt, response, label or status"),
+            ("reward<0.5", "also index, group, length, gap, status, label, version; = != < <= > >="),
+            ("status=trunc", "words by their start"),
+        ):
+            rows += _pair(name, meaning, width)
         return rows
 
     def _ascii(self, label: str) -> str:
