@@ -22,9 +22,11 @@ from rltop.bisect.belief import Trial
 from rltop.bisect.planner import Budget, Planner, Running
 from rltop.bisect.simulate import Bug, Ours, Outcome, Step, Strategy, bisect, bugs
 from rltop.bisect.space import space
+from rltop.evidence.priors import load
 
 TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "deepep", "prefill_graph")
-SPACE = space(TOGGLES)
+PRIORS = load().priors
+SPACE = space(TOGGLES, PRIORS)
 RESTART_MIN = 2.0
 BUDGET_MIN = 14 * 24 * 60.0
 """None of them is cut short: what it costs is the question."""
@@ -196,7 +198,7 @@ def ours(seed: int, kernel: bool = False, bug: Bug | None = None) -> Ours:
         members = SPACE.names(bug.needs[0])
         told = draw.choice(members) if members and draw.random() < 0.8 else draw.choice(TOGGLES)
         factors = {told: 15.0}
-    planner = Planner(space(TOGGLES, factors=factors), Budget(BUDGET_MIN, RESTART_MIN), seed=seed)
+    planner = Planner(space(TOGGLES, PRIORS, factors=factors), Budget(BUDGET_MIN, RESTART_MIN), seed=seed)
     return Ours(planner)
 
 

@@ -68,6 +68,13 @@ def settings_path() -> Path | None:
         return None
 
 
+def priors_path() -> Path | None:
+    """`bisect-priors.toml` beside the settings, if there is one: what a bisection believes beforehand."""
+    path = settings_path()
+    own = None if path is None else path.with_name("bisect-priors.toml")
+    return own if own is not None and own.is_file() else None
+
+
 def load_settings() -> Settings:
     """Read the file; defaults where there is none. Raises RltopError with `file:line`."""
     path = settings_path()

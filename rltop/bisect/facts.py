@@ -3,7 +3,7 @@
 Each fact moves the priors by likelihood factors: how much likelier this fact is if the toggle is part of the culprit
 than if it is not. A kernel's name moves most: a dispatch kernel of DeepEP that reads out of bounds is hardly the fault
 of the overlap schedule. No fact rules anything out, for a kernel may be handed a wrong index by somebody else. The
-factors are estimates from the threads that the priors come from; they are data (`FAMILIES`, `PHASES`), and a person may
+factors are estimates from the threads that the priors come from; they are data (`priors.toml`), and a person may
 replace them. Every fact that moved something says so, in words, so that it can be doubted.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+
+from rltop.bisect.space import Priors
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,65 +27,22 @@ class Family:
     """Toggle -> factor; the key `none` is for none of the toggles."""
 
 
-FAMILIES = (
-    Family(
-        "DeepEP",
-        r"deep_?ep|(?:low_latency|intranode|internode).*(?:dispatch|combine)|(?:dispatch|combine).*(?:low_latency|rdma|nvl)",
-        {"deepep": 20.0},
-    ),
-    Family(
-        "mixture of experts",
-        r"moe|grouped_?gemm|marlin|topk_?(?:softmax|gating)|silu_and_mul_masked|ep_(?:gather|scatter)",
-        {"moe_runner_backend": 15.0, "deepep": 3.0, "two_batch_overlap": 2.0, "none": 1.5},
-    ),
-    Family(
-        "speculative decoding",
-        r"eagle|draft|verify|build_tree|tree_|ngram|top_k_renorm|top_p_renorm|accept|spec_",
-        {"speculative": 15.0},
-    ),
-    Family(
-        "attention",
-        r"flash|fmha|mha|mla|paged|attention|batch(?:prefill|decode)|_fwd_(?:kernel|grouped|split)|_decode_att|mqa_logits",
-        {"attention_backend": 12.0, "speculative": 2.0, "dp_attention": 2.0, "cuda_graph_padding": 1.5},
-    ),
-    Family(
-        "all-reduce",
-        r"all_?reduce|cross_device|one_?shot|two_?shot|multimem|nvls|mscclpp",
-        {"custom_all_reduce": 15.0, "symm_mem": 5.0},
-    ),
-    Family(
-        "KV pool",
-        r"req_to_token|kv_indices|alloc_(?:extend|decode)|(?:set|store|write|move|copy)_(?:kv|cache)|kv_(?:cache|copy)|cache_move",
-        {"memory_saver": 4.0, "radix_cache": 3.0, "hicache": 3.0, "overlap_schedule": 3.0, "speculative": 2.0},
-    ),
-    Family("hierarchical cache", r"transfer_kv|hicache|load_back|write_back", {"hicache": 15.0}),
-    Family(
-        "indexing",
-        r"index(?:ing|_select|Select)?|gather|scatter|embedding|vectorized_elementwise",
-        {"overlap_schedule": 3.0, "speculative": 3.0, "cuda_graph_padding": 3.0},
-    ),
-    Family("compiled by inductor", r"triton_(?:poi|red|per|tem)_", {"prefill_graph": 6.0, "torch_compile": 10.0}),
-    Family("matrix multiplication", r"gemm|cutlass|cublas|nvjet|deep_gemm", {"none": 2.0, "memory": 1.5}),
-)
-"""The first that fits is taken: the more telling come first."""
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """All that is believed before the first restart: `priors.toml`, read by `rltop.evidence.priors`."""
 
-PHASES: Mapping[str, Mapping[str, float]] = {
-    "capture": {"cuda_graph": 6.0, "prefill_graph": 6.0},
-    "warm-up": {"prefill_graph": 3.0, "attention_backend": 2.0, "none": 2.0},
-    "decode-graph": {"cuda_graph": 3.0, "cuda_graph_padding": 2.0, "prefill_graph": 0.3},
-    "prefill-graph": {"prefill_graph": 6.0, "cuda_graph": 0.4},
-    "prefill": {"prefill_graph": 0.5, "cuda_graph": 0.3, "cuda_graph_padding": 0.3, "speculative": 0.6},
-    "verify": {"speculative": 6.0, "cuda_graph": 1.5},
-    "draft": {"speculative": 8.0, "cuda_graph": 1.5},
-    "wake": {"memory_saver": 8.0},
-    "update": {"memory_saver": 3.0},
-}
-"""Phase of the crash (the middle of a crash's fingerprint) -> factors."""
+    priors: Priors
+    families: Sequence[Family] = ()
+    """The first that fits is taken: the more telling come first."""
+    phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Phase of the crash (the middle of a crash's fingerprint) -> factors."""
+    signs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """`padded`, `not_padded`, `after_resume`, `after_sync`, `hardware` -> factors."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """`toggles.cuda_graph`, `together.a+b`, `kernels.DeepEP` -> where the number is from."""
 
-PADDED = {"cuda_graph_padding": 6.0, "cuda_graph": 2.0}
-AFTER_RESUME = {"memory_saver": 8.0, "cuda_graph": 1.5}
-AFTER_SYNC = {"memory_saver": 2.0, "radix_cache": 1.5}
-HARDWARE = {"none": 20.0}
+
+SIGNS = ("padded", "not_padded", "after_resume", "after_sync", "hardware")
 _HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95})
 """ECC, row remapping, NVLink, "fallen off the bus": no toggle causes these. 13 and 31 are software's."""
 
@@ -120,13 +79,13 @@ class Moved:
         return f"{self.fact}: {parts}" if parts else self.fact
 
 
-def weigh(facts: CrashFacts, toggles: Sequence[str]) -> tuple[dict[str, float], list[Moved]]:
+def weigh(facts: CrashFacts, toggles: Sequence[str], tables: Tables) -> tuple[dict[str, float], list[Moved]]:
     """Factors for `space(..., factors=…)` over these toggles, and the reasons.
 
     A fact that speaks of toggles that are not in the bisection speaks for `none` of it, by the same factor: a fault in
     DeepEP's kernel, where DeepEP can not be turned off, is not made the graph's.
     """
-    moved = [_concerning(one, toggles) for one in _all(facts)]
+    moved = [_concerning(one, toggles) for one in _all(facts, tables)]
     names = {name for one in moved for name in one.factors}
     return {name: prod(one.factors.get(name, 1.0) for one in moved) for name in sorted(names)}, moved
 
@@ -143,29 +102,27 @@ def why_not(facts: CrashFacts) -> str:
     return ""
 
 
-def family_of(kernel: str) -> Family | None:
+def family_of(kernel: str, families: Sequence[Family]) -> Family | None:
     """The family that a kernel's name belongs to."""
-    return next((one for one in FAMILIES if re.search(one.pattern, kernel, re.IGNORECASE)), None)
+    return next((one for one in families if re.search(one.pattern, kernel, re.IGNORECASE)), None)
 
 
-def _all(facts: CrashFacts) -> list[Moved]:
+def _all(facts: CrashFacts, tables: Tables) -> list[Moved]:
     found = []
-    if facts.kernel and (family := family_of(facts.kernel)) is not None:
+    if facts.kernel and (family := family_of(facts.kernel, tables.families)) is not None:
         found.append(Moved(f"kernel {facts.kernel[:80]} ({family.name})", family.factors))
     elif facts.kernel:
         found.append(Moved(f"kernel {facts.kernel[:80]} (no known family)", {}))
-    if facts.phase in PHASES:
-        found.append(Moved(f"it died in phase {facts.phase}", PHASES[facts.phase]))
-    if facts.padded is not None:
-        factors = PADDED if facts.padded else {"cuda_graph_padding": 0.2}
-        found.append(Moved("its batch was padded" if facts.padded else "its batch was not padded", factors))
-    if facts.after_resume:
-        found.append(Moved("just after its memory was resumed", AFTER_RESUME))
-    if facts.after_sync:
-        found.append(Moved("just after a weight update", AFTER_SYNC))
-    if _HARDWARE_XIDS.intersection(facts.xids):
-        found.append(Moved(f"Xid {', '.join(map(str, facts.xids))}", HARDWARE))
-    return found
+    if facts.phase in tables.phases:
+        found.append(Moved(f"it died in phase {facts.phase}", tables.phases[facts.phase]))
+    signs = {
+        "padded": (facts.padded is True, "its batch was padded"),
+        "not_padded": (facts.padded is False, "its batch was not padded"),
+        "after_resume": (facts.after_resume, "just after its memory was resumed"),
+        "after_sync": (facts.after_sync, "just after a weight update"),
+        "hardware": (bool(_HARDWARE_XIDS.intersection(facts.xids)), f"Xid {', '.join(map(str, facts.xids))}"),
+    }
+    return found + [Moved(words, tables.signs.get(name, {})) for name, (seen, words) in signs.items() if seen]
 
 
 def _concerning(one: Moved, toggles: Sequence[str]) -> Moved:

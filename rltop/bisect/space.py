@@ -37,7 +37,7 @@ class Toggle:
 
 @dataclass(frozen=True, slots=True)
 class Priors:
-    """What is believed before the first crash. `rltop.toml` may change each."""
+    """What is believed before the first crash: a table (`priors.toml`), and a person may change each of it."""
 
     weights: Mapping[str, float]
     """Toggle -> how often it was the isolating one, in any unit."""
@@ -54,39 +54,8 @@ class Priors:
     """Pairs that were seen together: set of two names -> factor on the weight of every conjunction with both."""
 
 
-PRIORS = Priors(
-    weights={
-        "cuda_graph": 0.30,
-        "cuda_graph_padding": 0.08,
-        "speculative": 0.22,
-        "overlap_schedule": 0.11,
-        "deepep": 0.08,
-        "dp_attention": 0.03,
-        "attention_backend": 0.05,
-        "moe_runner_backend": 0.05,
-        "prefill_graph": 0.06,
-        "hicache": 0.02,
-        "radix_cache": 0.02,
-        "memory_saver": 0.04,
-        "custom_all_reduce": 0.02,
-        "symm_mem": 0.01,
-        "two_batch_overlap": 0.02,
-        "memory": 0.04,
-    },
-    affinity={
-        frozenset({"cuda_graph", "speculative"}): 6.0,
-        frozenset({"cuda_graph", "deepep"}): 4.0,
-        frozenset({"cuda_graph", "cuda_graph_padding"}): 3.0,
-        frozenset({"cuda_graph", "overlap_schedule"}): 3.0,
-        frozenset({"cuda_graph", "memory_saver"}): 4.0,
-        frozenset({"cuda_graph", "hicache"}): 2.0,
-        frozenset({"prefill_graph", "custom_all_reduce"}): 3.0,
-        frozenset({"cuda_graph", "symm_mem"}): 3.0,
-    },
-)
-"""From about fifty threads about illegal memory accesses in SGLang, 2024 to 2026: how often a toggle isolated the bug,
-and which were seen together (25512, 28569, 31023, 29942, 22930, 19177, 32718, 14193, 33037 and others). The threads
-over-sample default settings, and reporters who only ever tried `--disable-cuda-graph`."""
+NO_PRIORS = Priors(weights={})
+"""Without a table: all toggles alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +126,7 @@ class Space:
         return Space(self.toggles, tuple(prior), tuple(prior.values()), alike)
 
 
-def space(toggles: Sequence[str], priors: Priors = PRIORS, *, factors: Mapping[str, float] | None = None) -> Space:
+def space(toggles: Sequence[str], priors: Priors = NO_PRIORS, *, factors: Mapping[str, float] | None = None) -> Space:
     """Every culprit over these toggles with its prior.
 
     factors: what facts say (`rltop.bisect.facts`): toggle -> how many times likelier every culprit with it is than it

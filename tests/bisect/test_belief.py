@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from rltop.bisect.belief import Trial, believe
 from rltop.bisect.space import OTHER, Priors, space
 from rltop.errors import RltopError
+from rltop.evidence.priors import load
 
+PRIORS = load().priors
 TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "deepep", "prefill_graph")
-SPACE = space(TOGGLES)
+SPACE = space(TOGGLES, PRIORS)
 ALL = SPACE.all_on
 
 trials = st.lists(
@@ -44,7 +46,7 @@ def test_a_pair_that_was_seen_together_is_likelier_than_one_that_was_not() -> No
 
 
 def test_a_fact_moves_every_culprit_with_the_toggle() -> None:
-    told = space(TOGGLES, factors={"deepep": 8.0})
+    told = space(TOGGLES, PRIORS, factors={"deepep": 8.0})
     before, after = believe(SPACE, []), believe(told, [])
     assert after.involved()["deepep"] > 3 * before.involved()["deepep"]
 

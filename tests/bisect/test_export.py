@@ -9,13 +9,15 @@ from rltop.bisect.export import Report, as_json, as_markdown
 from rltop.bisect.facts import CrashFacts, weigh
 from rltop.bisect.planner import Planner
 from rltop.bisect.space import space
+from rltop.evidence.priors import load
 
+TABLES = load()
 TOGGLES = ("cuda_graph", "speculative", "deepep")
 
 
 def report(*trials: Trial, stand_in: str = "") -> Report:
-    factors, moved = weigh(CrashFacts(kernel="build_tree_efficient"), TOGGLES)
-    found = space(TOGGLES, factors=factors)
+    factors, moved = weigh(CrashFacts(kernel="build_tree_efficient"), TOGGLES, TABLES)
+    found = space(TOGGLES, TABLES.priors, factors=factors)
     seen = [Trial(found.all_on, 5.0, crashed=True), *trials]
     return Report(
         title="IMA on engine 1",

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rltop.bisect.belief import believe
-from rltop.bisect.facts import FAMILIES, PHASES, CrashFacts, family_of, weigh, why_not
+from rltop.bisect.facts import CrashFacts, family_of, weigh, why_not
 from rltop.bisect.space import space
+from rltop.evidence.priors import load
+
+TABLES = load()
 
 TOGGLES = ("cuda_graph", "cuda_graph_padding", "speculative", "overlap_schedule", "deepep", "attention_backend")
 
@@ -28,7 +31,7 @@ TOGGLES = ("cuda_graph", "cuda_graph_padding", "speculative", "overlap_schedule"
     ],
 )
 def test_a_kernel_belongs_to_a_family(kernel: str, family: str) -> None:
-    found = family_of(kernel)
+    found = family_of(kernel, TABLES.families)
     assert found is not None
     if "Marlin" in kernel:
         assert found.name == "mixture of experts", "Marlin is the runner of quantised experts"
@@ -37,14 +40,14 @@ def test_a_kernel_belongs_to_a_family(kernel: str, family: str) -> None:
 
 
 def test_an_unknown_kernel_moves_nothing_and_says_so() -> None:
-    factors, moved = weigh(CrashFacts(kernel="test_oob_kern"), TOGGLES)
+    factors, moved = weigh(CrashFacts(kernel="test_oob_kern"), TOGGLES, TABLES)
     assert factors == {}
     assert [one.text() for one in moved] == ["kernel test_oob_kern (no known family)"]
 
 
 def test_facts_multiply_and_each_is_told() -> None:
     facts = CrashFacts(kernel="build_tree_efficient", phase="decode-graph", padded=True)
-    factors, moved = weigh(facts, TOGGLES)
+    factors, moved = weigh(facts, TOGGLES, TABLES)
     assert factors["speculative"] == 15.0
     assert factors["cuda_graph"] == pytest.approx(3.0 * 2.0)
     assert factors["cuda_graph_padding"] == pytest.approx(2.0 * 6.0)
@@ -54,15 +57,15 @@ def test_facts_multiply_and_each_is_told() -> None:
 def test_the_kernel_of_a_toggle_that_can_not_be_turned_off_speaks_for_none_of_the_others() -> None:
     facts = CrashFacts(kernel="void deep_ep::intranode::dispatch<…>")
     without = tuple(name for name in TOGGLES if name != "deepep")
-    factors, _ = weigh(facts, without)
+    factors, _ = weigh(facts, without, TABLES)
     assert factors == {"none": 20.0}
-    told = believe(space(without, factors=factors), []).of(0)
-    assert told > 3 * believe(space(without), []).of(0)
+    told = believe(space(without, TABLES.priors, factors=factors), []).of(0)
+    assert told > 3 * believe(space(without, TABLES.priors), []).of(0)
 
 
 def test_a_kernel_makes_its_toggle_the_likeliest() -> None:
-    factors, _ = weigh(CrashFacts(kernel="void deep_ep::intranode::dispatch<…>"), TOGGLES)
-    involved = believe(space(TOGGLES, factors=factors), []).involved()
+    factors, _ = weigh(CrashFacts(kernel="void deep_ep::intranode::dispatch<…>"), TOGGLES, TABLES)
+    involved = believe(space(TOGGLES, TABLES.priors, factors=factors), []).involved()
     assert max(involved, key=involved.__getitem__) == "deepep"
 
 
@@ -70,8 +73,3 @@ def test_a_trainer_or_broken_hardware_starts_no_bisection() -> None:
     assert "--load-debug-rollout-data" in why_not(CrashFacts(owner="trainer"))
     assert "hardware" in why_not(CrashFacts(xids=(31, 79)))
     assert why_not(CrashFacts(xids=(31, 13), kernel="x")) == ""
-
-
-def test_every_factor_is_a_positive_number() -> None:
-    tables = [family.factors for family in FAMILIES] + list(PHASES.values())
-    assert all(factor > 0 for table in tables for factor in table.values())

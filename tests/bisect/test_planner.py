@@ -9,9 +9,11 @@ import pytest
 from rltop.bisect.belief import Trial
 from rltop.bisect.planner import Budget, Planner, Running, Verdict
 from rltop.bisect.space import space
+from rltop.evidence.priors import load
 
+PRIORS = load().priors
 TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "deepep", "prefill_graph")
-SPACE = space(TOGGLES)
+SPACE = space(TOGGLES, PRIORS)
 FAR = 1e9
 
 
@@ -149,7 +151,7 @@ def test_arms_that_are_refused_are_never_asked_for() -> None:
     )
 
 
-PADDED = space(("cuda_graph", "cuda_graph_padding", "speculative"))
+PADDED = space(("cuda_graph", "cuda_graph_padding", "speculative"), PRIORS)
 GRAPH, PADDING = PADDED.mask({"cuda_graph"}), PADDED.mask({"cuda_graph_padding"})
 
 

@@ -10,8 +10,9 @@ import pytest
 from rltop.bisect.planner import Budget, Planner
 from rltop.bisect.simulate import Bug, Law, Ours, bisect, bugs
 from rltop.bisect.space import space
+from rltop.evidence.priors import load
 
-SPACE = space(("cuda_graph", "speculative", "deepep"))
+SPACE = space(("cuda_graph", "speculative", "deepep"), load().priors)
 
 
 @pytest.mark.parametrize("law", ["steady", "waves", "wear", "early"])
