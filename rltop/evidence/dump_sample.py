@@ -180,7 +180,7 @@ def _whole(value: object) -> int | None:
 def _number(value: object) -> float | None:
     if isinstance(value, DumpTensor):
         value = _single(value)
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, bool) else value if isinstance(value, int | float) else None
 
 
 def _single(value: DumpTensor) -> float | None:
