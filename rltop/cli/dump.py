@@ -6,6 +6,7 @@ from __future__ import annotations
 import typer
 
 from rltop.cli.dump_replay import replay_reward
+from rltop.cli.dump_send import send
 
 dump_app = typer.Typer(
     name="dump",
@@ -22,3 +23,4 @@ def dump() -> None:
 
 
 dump_app.command("replay-reward")(replay_reward)
+dump_app.command("send")(send)

@@ -175,6 +175,10 @@ class EngineClient:
         """Take memory back. Released weights are not restored: update before the next request."""
         self._json(memory_call("resume", tags))
 
+    def ready(self) -> None:
+        """`/ready`: costs nothing. Raises EngineRefused: 503 while starting or paused, 404 before SGLang 0.5.23."""
+        self._run(text_flow(self.url, Call("GET", "/ready", timeout_s=10.0)))
+
     def health(self) -> bool:
         """Whether one token came through. See `health_flow` for when not to ask."""
         return self._run(health_flow())
@@ -299,6 +303,10 @@ class AsyncEngineClient:
     async def resume_memory(self, tags: Iterable[str] | None = None) -> None:
         """See `EngineClient.resume_memory`."""
         await self._json(memory_call("resume", tags))
+
+    async def ready(self) -> None:
+        """See `EngineClient.ready`."""
+        await self._run(text_flow(self.url, Call("GET", "/ready", timeout_s=10.0)))
 
     async def health(self) -> bool:
         """See `EngineClient.health`."""
