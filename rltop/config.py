@@ -132,7 +132,8 @@ def _trainer(
             raise place.unknown("trainer", key, names, "`rltop train --help` lists them")
         flag = "--" + plain.replace("_", "-")
         lines[flag] = place.line("trainer", key)
-        flags += _words(flag, key, value, place)
+        no = "--no-" + flag.removeprefix("--")
+        flags += [no] if value is False and no in known else _words(flag, key, value, place)
     return (), tuple(flags), lines
 
 

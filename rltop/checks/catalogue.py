@@ -156,7 +156,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "wake-up steps in order",
         "pf",
         "D1.1 D2.1 B06 B26",
-        "engine.ima rollout.text engine.died",
+        "train.colocate-swap engine.ima rollout.text engine.died",
     ),
     _entry("engine.stale-kv", "prefix cache of the old policy", "pw", "B05", "logprob.drift logprob.train-rollout"),
     _entry(
@@ -195,7 +195,8 @@ CATALOGUE: tuple[Entry, ...] = (
         "colocate survives the second step",
         "pf",
         "D2.1 W B22 B23 B26 B72",
-        "train.oom host.unexplained",
+        "train.oom host.unexplained rollout.text rollout.truncated rollout.reward-flat weights.sync-garble logprob.* "
+        "train.grad-zero",
     ),
     _entry(
         "train.ima",

@@ -200,9 +200,9 @@ def _config(text: str, path: Path) -> Launch:
     """The trainer of a config of `rltop up`."""
     from rltop.config import parse_up
     from rltop.train.arguments import TrainConfig
-    from rltop.train.flags import flag_names
+    from rltop.train.flags import flag_names, negated_names
 
-    config = parse_up(text, where=str(path), trainer_flags=flag_names(TrainConfig))
+    config = parse_up(text, where=str(path), trainer_flags=[*flag_names(TrainConfig), *negated_names(TrainConfig)])
     words = config.command or ("rltop", "train", *config.flags)
     at = config.lines.get("command", 1)
     found: list[Word] = []

@@ -33,7 +33,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
     from rltop.daemon.spawn import early_end, log_tail, start_daemon
     from rltop.daemon.supervisor import size_of
     from rltop.train.arguments import TrainConfig
-    from rltop.train.flags import flag_names
+    from rltop.train.flags import flag_names, negated_names
 
     if ingest_tcp:
         try:
@@ -46,7 +46,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RltopError("can not read the file", where=str(path), why=str(error)) from None
-    config = parse_up(text, where=str(path), trainer_flags=flag_names(TrainConfig))
+    config = parse_up(text, where=str(path), trainer_flags=[*flag_names(TrainConfig), *negated_names(TrainConfig)])
     trainer = trainer_command(config, str(path))
     checks = dict(config.checks)
     if (crashes := table_path(checks, path.absolute().parent, where=f"{path} [checks]")) is not None:

@@ -43,7 +43,7 @@ CLUSTER = "cluster.json"
 _RAY = ("address", "namespace", "token_file")
 STOP_S = 90.0
 """For ending all engines of a trainer that is gone: term_s, kill_s and reclaim_s of the fleet's policy, and some."""
-_BUSY_PHASES = frozenset({"rollout", "eval", "update_weights", "offload", "onload"})
+_BUSY_PHASES = frozenset({"rollout", "eval", "update_weights", "offload", "wake_up", "sleep", "onload"})
 """Phases in which engines are asked, or their weights or memory moved: no safe point."""
 
 
@@ -136,6 +136,8 @@ class Engines:
         self._phases: tuple[str, ...] = ()
         self._updated = 0.0
         """When the phase update_weights was last left without its `weights` record; 0: it was told."""
+        self._lent = False
+        """The trainer took the engines' memory and has not begun to give it back."""
 
     @property
     def enabled(self) -> bool:
@@ -293,11 +295,17 @@ class Engines:
         """Whether no rollout is going on and nothing moves weights or memory."""
         return not self.updating() and not _BUSY_PHASES.intersection(self._phases)
 
+    def lent(self) -> bool:
+        """Whether a colocated trainer has the devices' memory: an engine that starts now would take it away."""
+        return self._lent and self._trainer_lives()
+
     # ---------------------------------------------------------------- what the run says
 
     def see_phase(self) -> None:
         """The cell `phase` has changed."""
         before, self._phases = self._phases, tuple((self._core.table.get("phase") or {}).get("open") or ())
+        if {"onload", "rollout"}.intersection(self._phases):
+            self._lent = False
         if "update_weights" in before and "update_weights" not in self._phases:
             self._updated = self._core.now()
         if self._fleet is not None:
@@ -324,6 +332,7 @@ class Engines:
         if self._fleet is None or not self._fleet.owns(engine_id):
             return
         now = (self._core.table.get(f"engine/{engine_id}") or {}).get("state")
+        self._lent = self._lent or state == "OFFLOADED"
         if state == "OFFLOADED" and now != "OFFLOADED":
             self._fleet.released(engine_id)
         elif state != "OFFLOADED" and now == "OFFLOADED":
@@ -491,4 +500,5 @@ def make_fleet(engines: Engines, launchers: MutableMapping[str, Launcher]) -> Fl
         required=engines.required,
         updating=engines.updating,
         safe_point=engines.safe_point,
+        lent=engines.lent,
     )

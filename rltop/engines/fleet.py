@@ -97,11 +97,13 @@ class Fleet:
         required: Callable[[], Required],
         updating: Callable[[], bool],
         safe_point: Callable[[], bool] | None = None,
+        lent: Callable[[], bool] = lambda: False,
     ) -> None:
         """launchers: may be added to later (a mutable mapping): a request names one. clock: monotonic seconds.
 
         required: the weights that an engine must hold now. updating: a weight update is going on. safe_point: between
-        two rollouts; without it, whenever no engine has work.
+        two rollouts; without it, whenever no engine has work. lent: a colocated trainer has the devices' memory, so
+        nothing is started.
         """
         self._launchers = launchers
         self._tell = event
@@ -121,6 +123,7 @@ class Fleet:
             tell=event,
             required=required,
             updating=updating,
+            lent=lent,
             store=self._store,
             known=shipped(),
             looked=self._arms.looked,

@@ -31,6 +31,7 @@ class House:
     tell: Callable[[str, str, str, str, str], None]
     required: Callable[[], Required]
     updating: Callable[[], bool]
+    lent: Callable[[], bool]
     store: SlotStore
     known: tuple[KnownCrash, ...] = ()
     """Public reports that a crash is compared with."""

@@ -42,6 +42,7 @@ from rltop.engines.states import (
     Resumed,
     RolloutDone,
     SpawnFailed,
+    Start,
     State,
     Tick,
 )
@@ -284,9 +285,10 @@ class Engine:
         now, updating = self.house.clock(), self.updating()
         self.fire(Tick(updating))
         event = toward(self.slot, self.record.goal, now, updating=updating)
-        if event is not None:
+        lent = isinstance(event, Start) and self.house.lent() and not self.force
+        if event is not None and not lent:
             self.fire(event)
-        self._say_pending(updating)
+        self._say_pending(updating, lent=lent)
         return self.publish()
 
     def fire(self, event: Event) -> None:
@@ -397,11 +399,13 @@ class Engine:
         if event is not None:
             self.fire(event)
 
-    def _say_pending(self, updating: bool) -> None:
+    def _say_pending(self, updating: bool, *, lent: bool) -> None:
         waits = updating and toward(self.slot, self.record.goal, self.house.clock(), updating=False) is not None
         self.waits = "the end of the weight update" if waits else ""
         if self.slot.state is State.OFFLOADED and self.record.goal.run and self._outdated():
             self.waits = "its memory, which the trainer has"
+        if lent:
+            self.waits = "the device's memory, which the trainer has"
 
     def _outdated(self) -> bool:
         return self.slot.generation < self.record.goal.generation

@@ -110,7 +110,8 @@ class PhasePayload(msgspec.Struct, frozen=True):
     """Kind `phase`: the run enters or leaves a phase."""
 
     name: str
-    """rollout, log_probs, ref_log_probs, train, update_weights, offload, onload, save, eval, start, cold_start."""
+    """rollout, log_probs, ref_log_probs, train, update_weights, offload, wake_up, sleep, onload, save, eval, start,
+    cold_start."""
     edge: Literal["enter", "leave"]
     rollout_id: int | None = None
     elapsed_s: float | None = None

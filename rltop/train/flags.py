@@ -58,6 +58,13 @@ def flag_names(config: type[Any]) -> list[str]:
     return [_flag(f.name) for f in dataclasses.fields(config) if f.init and f.metadata.get("flag", True)]
 
 
+def negated_names(config: type[Any]) -> list[str]:
+    """The `--no-` forms of the flags that may also be left open."""
+    hints = typing.get_type_hints(config)
+    fields = (f for f in dataclasses.fields(config) if f.init and f.metadata.get("flag", True))
+    return [_flag(f"no_{f.name}") for f in fields if hints[f.name] is not bool and _without_none(hints[f.name]) is bool]
+
+
 def switch_names(config: type[Any]) -> list[str]:
     """The flags of `config` that take no value."""
     hints = typing.get_type_hints(config)

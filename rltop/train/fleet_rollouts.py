@@ -19,7 +19,7 @@ from rltop.protocol.messages import Accepted
 from rltop.train.arguments import TrainConfig
 from rltop.train.dispatch import Key, News
 from rltop.train.engine_memory import EngineMemory
-from rltop.train.membership import FAILED, GONE, LOADED, STARTING, Membership, facts
+from rltop.train.membership import FAILED, GONE, LOADED, SERVING, STARTING, Membership, facts
 from rltop.train.narrator import Narrator
 from rltop.train.ports import (
     BASE_VERSION,
@@ -192,12 +192,8 @@ class FleetRollouts:
         engines = [facts(self.members.cells[name]) for name in self._states(LOADED)]
         for engine in engines:
             self.narrator.engine(engine, "OFFLOADED")
-        told = self.clock() + TOLD_S
-        while any(self.members.state(one.id) in LOADED for one in engines) and self.clock() < told:
-            if self.link.problem:
-                break  # nobody watches them, so nobody asks them anything
-            self.pause(TEND_EVERY_S)
-            self.members.take(self.link.engines())
+        ids = {one.id for one in engines}
+        self._until(lambda: not ids & set(self._states(LOADED)))  # away: nobody watches them, so nobody asks anything
         failed = self.memory.release(engines, late=engines[-1].id if late and engines else "")
         self._say_failed("release its memory", failed)
 
@@ -215,12 +211,18 @@ class FleetRollouts:
         back = self.memory.back()
         for engine in back:
             self.narrator.engine(engine, "STALE")
-        if no_update and back:
-            self.memory.lose_weights(back[-1])
-        told = self.clock() + TOLD_S
-        while not self.link.problem and self._states({"OFFLOADED"}) and self.clock() < told:
-            self.pause(TEND_EVERY_S)
+        self._until(lambda: not self._states({"OFFLOADED"}))
         self._promote()
+        if no_update and back:
+            # Once the daemon has seen that it holds its weights: else it would keep it out of the rotation for that.
+            self._until(lambda: back[-1].id in self._states(SERVING))
+            self.memory.lose_weights(back[-1])
+
+    def _until(self, reached: Callable[[], bool]) -> None:
+        """Wait a little for what the daemon shows; not at all while it is away."""
+        end = self.clock() + TOLD_S
+        while not self.link.problem and not reached() and self.clock() < end:
+            self.pause(TEND_EVERY_S)
 
     def _still_lent(self) -> list[EngineFacts]:
         """Lent engines of the generation that was lent, as far as they live."""

@@ -112,6 +112,18 @@ def generation_metrics(samples: Sequence[Sample], *, group_size: int, seconds: f
     return metrics | zero_spread_groups([s.reward for s in samples], group_size)
 
 
+def only_token_zero(samples: Sequence[Sample]) -> dict[str, int]:
+    """Engine -> how many samples it made, for those whose every token is 0: what SGLang answers without weights."""
+    made: dict[str, list[Sample]] = {}
+    for sample in samples:
+        made.setdefault(sample.engine, []).append(sample)
+    return {
+        engine: len(own)
+        for engine, own in made.items()
+        if sum(len(sample.response_ids) for sample in own) > len(own) > 1 and not any(any(s.response_ids) for s in own)
+    }
+
+
 def pass_rates(rewards: Sequence[float], group_size: int) -> dict[str, float]:
     """`pass@k` for k = 1, 2, 4, ... up to the group: the chance that one of k responses to a prompt has reward 1.
 

@@ -13,7 +13,7 @@ from rltop.checks.found import Document, LogEvent, LogSource, Row
 from rltop.checks.known import KnownCrash, fingerprint, normalise, version_key
 from rltop.checks.observe import Observations, Where
 from rltop.checks.verdict import Verdict
-from tests.checks.build import event, in_order, obs, rollout, train, verdict
+from tests.checks.build import event, in_order, obs, rollout, sample, train, verdict
 
 ACCESS = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 
@@ -276,6 +276,48 @@ def test_colocate_is_proved_by_the_second_step() -> None:
 def test_a_wake_up_that_fails_or_a_death_before_the_second_step(events: list[LogEvent], status: str) -> None:
     found = verdict("train.colocate-swap", obs(*steps(1), events=in_order(*events), flags=COLOCATE))
     assert found.status == status
+
+
+HELD: dict[str, Any] = {
+    "device": "cpu",
+    "after_s": 3.0,
+    "engines": "1",
+    "holders": "1 (pid 77: 0.316 GB)",
+    "processes": {"77": 0.316},
+}
+
+
+def test_memory_that_the_trainer_found_held_fails_with_phase_device_and_process() -> None:
+    found = verdict("train.colocate-swap", obs(*steps(2), events=(event("memory_held", owner="trainer", **HELD),)))
+    assert (found.status, found.engine, found.confidence) == ("fail", "1", "high")
+    assert isinstance(found.value, dict)
+    assert (found.value["phase"], found.value["device"]) == ("wake-up", "cpu")
+    assert "(pid 77: 0.316 GB), 3 s after the release: it released too late" in found.cause
+
+
+@pytest.mark.parametrize("seen", ["samples", "log"])
+def test_token_0_after_a_resume_is_named_as_that_and_not_as_garble(seen: str) -> None:
+    zeros = [sample("!" * 20, rollout_id=1, index=i, token_ids=[0] * 20, engine="1") for i in range(3)]
+    zeros += [sample(rollout_id=1, index=9, token_ids=[5, 6, 7, 8] * 5, engine="0")]
+    line = event("token_zero", owner="trainer", engine_id="1", samples=3, rollout=1)
+    rows = [*steps(3), *(zeros if seen == "samples" else [])]
+    found = verdict("train.colocate-swap", obs(*rows, flags=COLOCATE, events=(line,) if seen == "log" else ()))
+    assert (found.status, found.engine, found.rollout) == ("fail", "1", 1)
+    assert "token 0 alone in all 3 of its samples of rollout 1" in found.cause
+    assert "no update followed" in found.cause
+    healthy_ones = [sample(rollout_id=1, index=i, token_ids=[0, 5, 0, 7] * 5, engine="1") for i in range(3)]
+    assert verdict("train.colocate-swap", obs(*steps(3), *healthy_ones, flags=COLOCATE)).status == "pass"
+
+
+def test_two_steps_of_one_rollout_prove_nothing() -> None:
+    named = [train(i, on=i, rollout=0, loss=0.1) for i in range(2)]
+    assert verdict("train.colocate-swap", obs(rollout(0), rollout(1), *named, flags=COLOCATE)).status == "skip"
+    third = train(2, on=0, rollout=1, loss=0.1)
+    assert verdict("train.colocate-swap", obs(rollout(0), rollout(1), *named, third, flags=COLOCATE)).status == "pass"
+    unnamed = [rollout(0), rollout(1), train(0, loss=0.1), train(1, loss=0.1)]
+    flags = COLOCATE | {"num_steps_per_rollout": 2}
+    assert verdict("train.colocate-swap", obs(*unnamed, flags=flags)).status == "skip"
+    assert verdict("train.colocate-swap", obs(*unnamed, train(2, loss=0.1), flags=flags)).status == "pass"
 
 
 def test_memory_per_process_names_who_still_holds_it() -> None:

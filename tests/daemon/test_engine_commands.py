@@ -471,6 +471,24 @@ async def test_released_memory_is_told_to_the_fleet_once(desk: Desk) -> None:
     assert desk.fleet.told == ["released 0", "resumed 0"]
 
 
+async def test_the_devices_are_lent_from_the_release_until_the_memory_begins_to_come_back(desk: Desk) -> None:
+    desk.have("0")
+    engines = desk.engines
+    for kind, fields, lent in (
+        ("engine", {"id": "0", "generation": 1, "state": "OFFLOADED"}, True),
+        ("phase", {"name": "train", "edge": "enter", "rollout_id": 0}, True),
+        ("phase", {"name": "train", "edge": "leave", "rollout_id": 0}, True),
+        ("phase", {"name": "onload", "edge": "enter", "rollout_id": 0}, False),
+        ("phase", {"name": "onload", "edge": "leave", "rollout_id": 0}, False),
+    ):
+        desk.record(kind, **fields)
+        assert engines.lent() is lent, (kind, fields)
+    desk.record("engine", id="0", generation=1, state="OFFLOADED")
+    assert engines.lent()
+    desk.lives = False
+    assert not engines.lent(), "who has gone has nothing"
+
+
 async def test_required_weights_are_the_live_trainers(desk: Desk) -> None:
     desk.have("0")
     assert desk.engines.required().version == "default"

@@ -295,6 +295,7 @@ class World:
     launcher: FakeLauncher = field(default_factory=FakeLauncher)
     required: Required = field(default_factory=lambda: Required(version="default", source="base"))
     updating: bool = False
+    lent: bool = False
     between: bool = True
     cells: dict[str, dict[str, Any]] = field(default_factory=dict)
     states: list[tuple[str, str, str]] = field(default_factory=list)
@@ -320,6 +321,7 @@ class World:
             required=lambda: self.required,
             updating=lambda: self.updating,
             safe_point=lambda: self.between,
+            lent=lambda: self.lent,
         )
         task = asyncio.create_task(fleet.run())
         await asyncio.sleep(0)

@@ -1398,3 +1398,24 @@ def test_a_policy_that_never_restarts_leaves_a_crash_to_people(tmp_path: Path) -
             assert world.state("0") == "HEALTHY"
 
     run_fleet(main)
+
+
+def test_nothing_starts_while_a_colocated_trainer_has_the_memory(world: World) -> None:
+    async def main() -> None:
+        async with world.fleet() as fleet:
+            await world.start(fleet, 2)
+            fleet.released("0")
+            world.lent = True
+            await asyncio.sleep(1)
+            assert world.state("0") == "OFFLOADED"
+            world.launcher.at("1").end(-9)
+            await asyncio.sleep(POLICY.backoff_s + 10)
+            assert world.state("1") == "BACKOFF"
+            assert world.cells["1"]["pending"] == "the device's memory, which the trainer has"
+            assert world.state("0") == "OFFLOADED", "nobody looked after it, and nobody ended it"
+            world.lent = False
+            await asyncio.sleep(10)
+            assert world.state("1") == "HEALTHY"
+            assert world.cells["1"]["generation"] == 2
+
+    run_fleet(main)

@@ -29,6 +29,8 @@ class FakeFleet:
     processes: dict[str, EngineProcess] = field(default_factory=dict)
     model_path: str = ""
     first_state: str = "HEALTHY"
+    saver: bool = False
+    """Engines are started with SGLang's memory saver, as those of a colocated run are."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def engines(self) -> dict[str, Mapping[str, Any]]:
@@ -71,6 +73,7 @@ class FakeFleet:
             run="fake",
             engine_id=name,
             generation=generation,
+            args=("--enable-memory-saver",) if self.saver else (),
             env={"OMP_NUM_THREADS": "1"},
         )
         process = self.processes[name] = launch_engine(spec)

@@ -20,6 +20,7 @@ from rltop.train.arguments import TrainConfig
 from rltop.train.fleet_rollouts import FleetRollouts, Order
 from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
+from rltop.train.ports import EngineFacts
 from rltop.train.rollout_manager import RolloutManager
 from rltop.train.trainer_actor import TrainActor
 from tests.train.fleet import FakeFleet, LocalManager
@@ -284,3 +285,38 @@ def test_no_engine_that_comes_up_is_the_runs_end(run: Callable[..., FleetRun]) -
         made.go()
     assert (caught.value.what, caught.value.where) == ("no engine came up", "/l/stdout.log")
     assert "unrecognized arguments: --foo" in caught.value.why
+
+
+class Telling(Narrator):
+    """Its word about an engine's memory reaches the stand-in daemon, which then shows it."""
+
+    fleet: FakeFleet
+
+    def engine(self, facts: EngineFacts, state: str) -> None:
+        super().engine(facts, state)
+        if self.fleet.cells[facts.id]["state"] != "CRASHED":
+            self.fleet.set(facts.id, state=state)
+
+
+def test_lent_engines_come_back_through_a_push_and_one_that_died_meanwhile_is_left_out(
+    run: Callable[..., FleetRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.train.test_fleet_rollouts.Narrator", Telling)
+    made = run({}, num_rollout=3, colocate=True)
+    Telling.fleet = made.fleet
+    made.fleet.saver = True
+    release, steps = FleetRollouts.offload, list[list[str]]()
+
+    def offload(rollouts: FleetRollouts, *, late: bool = False) -> None:
+        release(rollouts, late=late)
+        steps.append([made.fleet.cells[name]["state"] for name in ("0", "1")])
+        if len(steps) == 2:
+            made.fleet.restart("1")
+
+    monkeypatch.setattr(FleetRollouts, "offload", offload)
+    made.go()
+    assert steps == [["OFFLOADED", "OFFLOADED"], ["OFFLOADED", "OFFLOADED"], ["OFFLOADED", "CRASHED"]]
+    pushes = [sorted(one["engines"]) for one in made.payloads("weights")]
+    assert pushes == [["0", "1"], ["0", "1"], ["0"], ["0"]]
+    assert all(reply["same"] for one in made.payloads("weights") for reply in one["engines"].values())
+    assert len(made.history.rewards) == 3

@@ -56,7 +56,8 @@ class _State:
     update: bool = False
     released: Call | None = None
     releases: int = 0
-    faults: list[tuple[str, Call, str]] = field(default_factory=list)
+    faults: list[tuple[str, Call, str, Call | None]] = field(default_factory=list)
+    """Kind, the wrong call, what it concerns, and the release before it."""
 
 
 # -- engine.resume-order
@@ -123,7 +124,7 @@ def _logged(obs: Observations) -> list[Call]:
 def _step(state: _State, call: Call, backup: bool) -> None:
     if call.path.endswith("/release_memory_occupation"):
         if not call.ok and ("idle" in call.message or "running" in call.message or (call.status or 0) >= 500):
-            state.faults.append(("busy", call, "idle"))
+            state.faults.append(("busy", call, "idle", state.released))
             return
         state.releases += 1
         state.released = call
@@ -136,22 +137,22 @@ def _step(state: _State, call: Call, backup: bool) -> None:
             state.gone = [tag for tag in state.gone if call.tags and tag not in call.tags]
     elif is_update(call.path):
         if "weights" in state.gone:
-            state.faults.append(("early-update", call, "weights"))
+            state.faults.append(("early-update", call, "weights", state.released))
         elif call.ok:
             state.update = False
     elif call.path.startswith(_GENERATE) or (call.path == "/health" and state.gone and not call.ok):
         if needed := [tag for tag in ("weights", "kv_cache") if tag in state.gone] or state.gone:
-            state.faults.append(("health" if call.path == "/health" else "missing-tag", call, ", ".join(needed)))
+            kind = "health" if call.path == "/health" else "missing-tag"
+            state.faults.append((kind, call, ", ".join(needed), state.released))
         elif state.update:
-            state.faults.append(("no-update", call, "update"))
+            state.faults.append(("no-update", call, "update", state.released))
         state.gone, state.update = [], False  # told once; the rest of the run is a consequence
 
 
 def _wrong(obs: Observations, engine: Engine, state: _State) -> Verdict:
-    kind, call, what = state.faults[0]
+    kind, call, what, release = state.faults[0]
     who = "the engine" if engine is None else f"engine {engine}"
     answered = f" (answered {call.status})" if call.status is not None else ""
-    release = state.released
     causes = {
         "missing-tag": f"{call.path}{answered} reached {who} before {what} was resumed after the release: the request "
         "works on memory that is not mapped.",

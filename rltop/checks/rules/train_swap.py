@@ -1,7 +1,9 @@
 """`train.colocate-swap`: colocate survives the second step.
 
 Trainer and engines share GPUs and wake each other up. The first wake-up of each side is in step 2, so one clean step
-proves nothing; split debugging runs do not test it at all.
+proves nothing; split debugging runs do not test it at all. Three ways to fail: memory that one side still held when
+the other took its own (an out-of-memory error, or rltop's trainer that measured it before), a death between the two
+steps, and an engine that was resumed but got no weights: real SGLang then answers token 0 without any error.
 """
 
 from __future__ import annotations
@@ -11,13 +13,17 @@ from collections.abc import Iterable, Sequence
 
 from rltop.checks.events import frames, goes_on, number, of_kind, side, who, whole, word
 from rltop.checks.found import LogEvent
-from rltop.checks.observe import Observations
-from rltop.checks.phrase import missing, of_event, of_flags, of_points
+from rltop.checks.observe import Observations, Sample
+from rltop.checks.phrase import missing, of_event, of_flags, of_points, of_samples
 from rltop.checks.series import points
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Verdict
 
 ID = "train.colocate-swap"
+_SHARING = ("colocate", "offload", "offload_rollout", "offload_train")
+_SEEN = ("memory_saver", "release", "resume", "memory_held", "token_zero")
+_FEWEST = 2
+"""Samples of an engine in a rollout that must all be token 0: one may be an accident."""
 _RESUME = re.compile(r"resume|wake_up|onload|reload_process_groups|torch_memory_saver", re.I)
 
 
@@ -27,15 +33,19 @@ def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         cause = f"a {obs.mode} run starts one side only and does not test the swap"
         return [Verdict(ID, "skip", cause=cause)]
     swaps = [e for e in of_kind(obs, "timer") if word(e, "name") in ("wake_up", "sleep")]
-    if obs.args.flags and not obs.args.on("colocate"):
+    if obs.args.flags and not any(obs.args.on(name) for name in _SHARING):
         return [Verdict(ID, "skip", cause="the run is not colocated (no --colocate)")]
-    if not obs.args.flags and not swaps and not of_kind(obs, "memory_saver", "release", "resume"):
+    if not obs.args.flags and not swaps and not of_kind(obs, *_SEEN):
         return [Verdict(ID, "skip", cause=missing(obs, "that the run is colocated (arguments, wake-up lines)"))]
+    if held := of_kind(obs, "memory_held"):
+        return [_still_held(obs, held[0])]
     broken = _broken(obs)
     if broken:
         return [_fail(obs, broken)]
+    if empty := _empty(obs, t):
+        return [empty]
     rollouts, steps = _done(obs)
-    if len(rollouts) >= 2 and len(steps) >= 2:
+    if len(rollouts) >= 2 and _trained(obs, steps):
         evidence = of_points(points(obs, "train/loss")[1:2])
         cause = f"{len(rollouts)} rollouts and {len(steps)} steps are complete: both sides woke up and went on."
         value = {"rollouts": len(rollouts), "steps": len(steps)}
@@ -50,6 +60,84 @@ def _done(obs: Observations) -> tuple[set[tuple[int, int]], set[tuple[int, int]]
     rollouts = {(row.segment, row.step) for row in obs.metrics if row.axis == "rollout"}
     steps = {(row.segment, row.step) for row in obs.metrics if row.axis == "train"}
     return rollouts, steps
+
+
+def _trained(obs: Observations, steps: set[tuple[int, int]]) -> bool:
+    """Steps of two rollouts are finished. Where the steps do not name their rollout, arguments say how many it has."""
+    rows = [row for row in obs.metrics if row.axis == "train"]
+    named = {(row.segment, row.rollout_id) for row in rows if row.rollout_id is not None}
+    if named:
+        return len(named) >= 2
+    per_rollout = obs.args.number("num_steps_per_rollout") or 1
+    return len(steps) > per_rollout
+
+
+def _still_held(obs: Observations, event: LogEvent) -> Verdict:
+    """rltop's trainer measured it at its wake-up."""
+    engines, device = word(event, "engines") or "?", word(event, "device") or "?"
+    several = "," in engines
+    cause = (
+        f"At the wake-up of the trainer the memory of device {device} was still held by engine{'s' if several else ''} "
+        f"{word(event, 'holders') or engines}, {number(event, 'after_s') or 0:g} s after the release: "
+        f"{'they' if several else 'it'} released too late."
+    )
+    return Verdict(
+        ID,
+        "fail",
+        engine=None if several else engines,
+        value={"phase": "wake-up", "device": device, "engines": engines, "holders": word(event, "holders")},
+        threshold="the other side has released",
+        evidence=(of_event(event), *of_flags(obs.args, "colocate")),
+        cause=cause,
+        advice=(
+            "wait until the release is complete on every rank before the other side wakes up",
+            "the engine's log: was /release_memory_occupation asked and answered, and was it started with "
+            "--enable-memory-saver?",
+        ),
+        confidence="high",
+    )
+
+
+def _empty(obs: Observations, t: Thresholds) -> Verdict | None:
+    """An engine that answers nothing but token 0: resumed, and not updated."""
+    by_sample: dict[tuple[int, int], list[Sample]] = {}
+    for sample in obs.samples:
+        by_sample.setdefault((sample.segment, sample.rollout_id or 0), []).append(sample)
+    for (_, rollout), samples in sorted(by_sample.items()):
+        for engine in sorted({sample.engine for sample in samples}):
+            own = [sample for sample in samples if sample.engine == engine]
+            if len(own) >= _FEWEST and all(_zeros(sample, t) for sample in own):
+                return _no_update(obs, engine, rollout, f"all {len(own)} of its samples", of_samples(own[:2]))
+    for event in of_kind(obs, "token_zero"):
+        what = f"all {whole(event, 'samples') or 0} of its samples"
+        return _no_update(obs, word(event, "engine_id"), whole(event, "rollout"), what, (of_event(event),))
+    return None
+
+
+def _zeros(sample: Sample, t: Thresholds) -> bool:
+    text = sample.text
+    return text.top_id == 0 and text.top_id_share >= 1.0 and text.counted_ids >= t.text_repeat_least
+
+
+def _no_update(obs: Observations, engine: str, rollout: int | None, what: str, evidence: Iterable[Evidence]) -> Verdict:
+    who_is_it = f"Engine {engine}" if engine else "The engine"
+    when = f" of rollout {rollout}" if rollout is not None else ""
+    return Verdict(
+        ID,
+        "fail",
+        rollout=rollout,
+        engine=engine or None,
+        value={"phase": "resume", "pattern": "token-0", "engine": engine},
+        threshold="an update between resume(weights) and the first request",
+        evidence=(*evidence, *of_flags(obs.args, "colocate")),
+        cause=f"{who_is_it} answered token 0 alone in {what}{when}: its weights were released and resumed, and no "
+        "update followed. SGLang says no error then, and its version label stays: this is no spoilt conversion.",
+        advice=(
+            "order: release, resume weights, update, resume kv_cache, generate",
+            "/weights_checker compare after the resume shows it before any request",
+        ),
+        confidence="high",
+    )
 
 
 def _broken(obs: Observations) -> list[LogEvent]:

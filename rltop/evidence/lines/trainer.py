@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rltop.evidence.lines.line import Line, Recogniser
+from rltop.evidence.lines.line import Line, Recogniser, number
 
 _LOADED = re.compile(
     r"successfully loaded checkpoint from (?P<directory>\S+)(?: \[[^\]]*\])*(?: at iteration (?P<iteration>\d+))?"
@@ -50,8 +50,46 @@ def _started(line: Line) -> Mapping[str, object] | None:
     return {} if _STARTS.search(line.text) else None
 
 
+_HELD = re.compile(
+    r"wake_up: memory of device (?P<device>\S+) is still held (?P<after>[\d.]+) s after its release: (?P<holders>.+)"
+)
+_HOLDER = re.compile(r"engine (?P<engine>\S+) \(pid (?P<pid>\d+)\) (?P<gb>[\d.]+) GB")
+
+
+def memory_held(line: Line) -> Mapping[str, object] | None:
+    """rltop's trainer found memory held at its wake-up: device, after_s, engines, holders (for people), processes
+    (pid -> GB)."""
+    found = _HELD.search(line.text)
+    if found is None:
+        return None
+    each = list(_HOLDER.finditer(found["holders"]))
+    return {
+        "device": found["device"],
+        "after_s": number(found["after"]),
+        "engines": ", ".join(one["engine"] for one in each),
+        "holders": "; ".join(f"{one['engine']} (pid {one['pid']}: {one['gb']} GB)" for one in each),
+        "processes": {one["pid"]: number(one["gb"]) for one in each},
+        "owner": "trainer",
+    }
+
+
+_ZERO = re.compile(
+    r"Engine (?P<engine>\S+) answered token 0 alone in all (?P<samples>\d+) samples of rollout (?P<rollout>\d+)"
+)
+
+
+def token_zero(line: Line) -> Mapping[str, object] | None:
+    """rltop's trainer got nothing but token 0 from an engine: engine_id, samples, rollout."""
+    found = _ZERO.search(line.text)
+    if found is None:
+        return None
+    return {"engine_id": found["engine"], "samples": int(found["samples"]), "rollout": int(found["rollout"])}
+
+
 RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("ckpt_loaded", ("loaded checkpoint", "egatron"), _loaded),
+    Recogniser("memory_held", ("is still held",), memory_held),
+    Recogniser("token_zero", ("answered token",), token_zero),
     Recogniser("ckpt_saved", ("successfully saved checkpoint",), _saved),
     Recogniser(
         "startup",

@@ -130,7 +130,7 @@ KINDS: Mapping[str, Kind] = {
             name="token-zero",
             stage="request",
             does="after a resume of released weights every token is 0, without any error, until the next update",
-            real="0.5.14 on an H200; with --enable-memory-saver greedy requests show it without this fault",
+            real="0.5.14 on an H200; with --enable-memory-saver it is so without this fault",
         ),
         Kind(
             name="update-refused",

@@ -1,0 +1,104 @@
+"""The trainer's memory goes and comes back, and no bit of the training changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rltop.errors import RltopError
+from rltop.train.loss import LossConfig
+from rltop.train.megatron.backend import BackendConfig, MegatronBackend
+from rltop.train.megatron.batching import TrainSample
+from rltop.train.offload import Offload, Part, memory_now
+from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
+
+pytestmark = pytest.mark.train
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_resident_memory_falls_and_grows_and_every_view_finds_its_bits(tmp_path: Path) -> None:
+    weight, moment, gradient = (torch.rand(8 * MIB) for _ in range(3))  # 32 MiB each
+    view, as_numpy = weight[5:100].view(5, 19), weight.numpy()
+    kept, kept_moment = weight.clone(), moment.clone()
+    parts: Mapping[Part, Iterable[Tensor]] = {"weights": [weight, view], "gradients": [gradient], "rest": [moment]}
+    offload = Offload(lambda: parts, CPU, tmp_path / "away")
+    before = resident()
+    offload.sleep(["gradients", "rest"])
+    assert before - resident() > 60 * MIB
+    assert torch.equal(weight, kept)
+    offload.sleep(["gradients", "rest", "weights"])
+    assert before - resident() > 90 * MIB
+    assert all(offload.asleep(part) for part in ("weights", "gradients", "rest"))
+    offload.wake_up(["weights"])
+    assert torch.equal(weight, kept)
+    assert torch.equal(view, kept[5:100].view(5, 19))
+    assert as_numpy[7] == kept[7]
+    offload.wake_up()
+    assert torch.equal(moment, kept_moment)
+    assert not gradient.any()
+    assert abs(resident() - before) < 10 * MIB
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+def test_what_cannot_be_kept_is_not_given_away(tmp_path: Path) -> None:
+    weight = torch.rand(MIB)
+    kept = weight.clone()
+    (tmp_path / "file").write_text("no directory")
+    offload = Offload(lambda: {"weights": [weight]}, CPU, tmp_path / "file" / "away")
+    with pytest.raises(RltopError) as caught:
+        offload.sleep(["weights"])
+    assert "--no-offload-train" in caught.value.do
+    assert torch.equal(weight, kept)
+    assert not offload.asleep("weights")
+
+
+def test_training_with_naps_is_training_bit_for_bit(tmp_path: Path) -> None:
+    checkpoint = make_tiny_model(tmp_path / "tiny", TinyModelConfig(seed=3))
+    samples = [
+        TrainSample(tokens=(1, 5, 9, 4, 7), response_length=3, advantage=advantage, ref_log_probs=(-5.0, -5.0, -5.0))
+        for advantage in (0.5, -0.5, 1.0, -1.0)
+    ]
+    loss = LossConfig(kl_loss_coef=0.01)
+
+    def run(*, naps: bool) -> tuple[list[dict[str, float]], list[Tensor], dict[str, Tensor]]:
+        backend = MegatronBackend(checkpoint, config=BackendConfig(lr=1e-2))
+        backend.snapshot_ref()
+        offload = backend.offload(tmp_path / "away")
+        metrics = []
+        for _ in range(3):
+            metrics.append(backend.train_step(samples, loss))
+            if naps:
+                offload.sleep(["gradients", "rest"])
+                held = {name: tensor.clone() for name, tensor in backend.hf_tensors()}
+                offload.sleep(["weights"])
+                large = [tensor for _, tensor in backend.hf_tensors() if tensor.nbytes > 1 << 14]
+                assert all((tensor == 0).float().mean() > 0.5 for tensor in large)
+                offload.wake_up(["weights"])
+                assert all(torch.equal(tensor, held[name]) for name, tensor in backend.hf_tensors())
+                offload.sleep(["weights"])
+                offload.wake_up()
+        references = backend.log_probs(samples, which="ref")
+        return metrics, references, {name: tensor.clone() for name, tensor in backend.hf_tensors()}
+
+    plain, napped = run(naps=False), run(naps=True)
+    assert plain[0] == napped[0]
+    assert plain[0][0]["grad_norm"] > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain[1], napped[1], strict=True))
+    assert all(torch.equal(tensor, napped[2][name]) for name, tensor in plain[2].items())
+
+
+def test_memory_is_told_under_slimes_names() -> None:
+    told = memory_now(CPU)
+    names = "gpu total_GB free_GB used_GB allocated_GB reserved_GB host_total_GB host_available_GB host_used_GB"
+    assert list(told) == [*names.split(), "host_free_GB"]
+    assert told["gpu"] == "cpu"
