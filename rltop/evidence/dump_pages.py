@@ -15,12 +15,14 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from rltop.errors import RltopError
 from rltop.evidence.dump_file import DumpFile
 from rltop.evidence.dump_find import DumpRef, holes
 from rltop.evidence.dump_rows import SORTS, Filter, Line, contains, line_of, sort_key
 from rltop.evidence.dump_sample import DumpSample
+from rltop.evidence.dump_stats import DumpStats
 from rltop.evidence.dump_trained import Trained
 from rltop.evidence.dump_whole import whole
 from rltop.evidence.token_text import TokenTexts
@@ -33,6 +35,8 @@ MOST_LISTS = 8
 MOST_LINES = 20_000
 """Lines of one file that are kept."""
 MOST_GROUP = 4_096
+SMALL_BYTES = 32 << 20
+MOST_SAMPLES = 1 << 40
 SORT_AGAIN = 100_000
 """A list of more samples is only sorted once the file was read."""
 
@@ -115,21 +119,22 @@ class _Opened:
         self._search: tuple[DumpPageQuery, int] | None = None
         self._texts: TokenTexts | None = None
         self._looked = False
+        self._stats: DumpStats | None = None
+        self._counted = 0
 
     def close(self) -> None:
         self._stack.close()
 
     def answer(self, query: DumpPageQuery, until: float, clock: Callable[[], float]) -> DumpPageAnswer:
         spent = lambda: clock() >= until  # noqa: E731
-        match query.want:
-            case "stats":
-                raise RltopError("no numbers of a whole file here yet")
-            case "whole":
-                return self._whole(query, spent)
-        rows = self._list(query)
+        if query.want == "stats":
+            return self._numbers(query, spent)
         # Half of the time for the train dumps, so that there is a first picture without them where they are large.
         half = clock() + (until - clock()) / 2
         joined = self._join(lambda: clock() >= half)
+        rows = self._list(query)
+        if query.want == "whole":
+            return self._whole(query, rows, spent)
         if "gap" in query.sort + query.filter and not joined:
             return self._answer(query, rows, done=False)
         start, back, found = max(0, query.start), query.stop < query.start, -1
@@ -144,7 +149,7 @@ class _Opened:
         if rows.done and start >= rows.count:
             start = max(0, rows.count - size)
         lines, whole_page = self._page(rows, start, start + size, spent)
-        whole_page = whole_page and joined
+        whole_page = whole_page and self._trained.complete
         return DumpPageAnswer(
             query.path,
             start=start,
@@ -163,6 +168,7 @@ class _Opened:
         while self._trained.more():
             if spent():
                 return False
+        self._lists.clear()
         self._lines.clear()  # their gaps were not known
         return True
 
@@ -221,8 +227,26 @@ class _Opened:
         self._search = None
         return None, True
 
-    def _whole(self, query: DumpPageQuery, spent: Callable[[], bool]) -> DumpPageAnswer:
-        rows = self._list(query)
+    def _numbers(self, query: DumpPageQuery, spent: Callable[[], bool]) -> DumpPageAnswer:
+        """Perf metrics over all samples: of those that cannot be had why not."""
+        if not self._join(spent):
+            return DumpPageAnswer(query.path, done=False, ended=False)
+        if self._stats is None:
+            self._stats = DumpStats(is_eval=self.ref.is_eval)
+        while not (done := self.file.count() == self._counted):
+            try:
+                sample = self.file.sample(self._counted)
+            except IndexError:
+                done = True
+                break
+            self._stats.add(sample, self._trained.sample(sample.at, sample.index))
+            self._counted += 1
+            if spent():
+                break
+        told: dict[str, Any] = {**self._stats.metrics(), **self._stats.absent()} if done else {}
+        return DumpPageAnswer(query.path, stats=told, count=self._counted, indexed=self._counted, done=done, ended=done)
+
+    def _whole(self, query: DumpPageQuery, rows: _List, spent: Callable[[], bool]) -> DumpPageAnswer:
         if not rows.reach(self, query.start + 1, spent):
             return self._answer(query, rows, done=rows.done)
         sample = self.file.sample(rows.at(query.start))
@@ -231,7 +255,13 @@ class _Opened:
         rewards = [line.reward for line in (self.line(at) for at in self._group(sample.at)) if line.reward is not None]
         told = whole(sample, self._trained.sample(sample.at, sample.index), rewards, self._texts)
         return DumpPageAnswer(
-            query.path, start=query.start, samples=[told], count=rows.count, indexed=rows.gone(self), ended=rows.done
+            query.path,
+            start=query.start,
+            samples=[told],
+            count=rows.count,
+            indexed=rows.gone(self),
+            done=self._trained.complete,
+            ended=rows.done,
         )
 
     def _group(self, at: int) -> list[int]:
@@ -289,7 +319,9 @@ class _List:
         if self.done:
             return count <= self.count
         if self.plain:
-            self._reach_plain(opened.file, count, spent)
+            # Of a small file the end costs nothing, and its count is worth knowing.
+            small = opened.stamp[1] <= SMALL_BYTES
+            self._reach_plain(opened.file, MOST_SAMPLES if small else count, spent)
         elif self._group_at >= 0:
             self._fill(opened, opened.group(self._group_at))
             self.done = True

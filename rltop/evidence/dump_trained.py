@@ -20,8 +20,9 @@ MOST_FILES = 64
 class Trained:
     """Opens the train dumps when they are first asked for; `stack` closes them.
 
-    Where a sample stands in them is found out step by step (`more`), because a rollout's train dumps are as large as
-    the rollout itself.
+    slime sorts a train dump by the position, so in a single file both mostly stand at the same place: that is looked at
+    first. Otherwise it is found out step by step where each sample stands (`more`): the train dumps of a rollout are as
+    large as the rollout itself.
     """
 
     def __init__(self, stack: ExitStack, paths: Sequence[Path]) -> None:
@@ -30,27 +31,32 @@ class Trained:
         self._steps: Iterator[None] | None = None
         self._places: dict[int, tuple[DumpFile, int]] = {}
         self._by_index: dict[int, tuple[DumpFile, int]] = {}
-        self.complete = not paths
-        """Where every sample stands is known."""
+        self._same_places = len(paths) == 1
+        self._indexed = not paths
+
+    @property
+    def complete(self) -> bool:
+        """Where every sample stands is known, as far as can be told."""
+        return self._indexed or self._same_places
 
     def more(self) -> bool:
         """Go on by one sample; False: it is complete."""
         if not self.complete:
             self._steps = self._steps or self._index()
-            self.complete = next(self._steps, self) is self
+            self._indexed = next(self._steps, self) is self
         return not self.complete
 
     def sample(self, at: int, index: int | None = None) -> DumpSample | None:
         """The trainer's entry for the sample at a place of the rollout dump; None: none, or none is known yet."""
-        found = self._places.get(at)
-        if found is None and index is not None:
-            found = self._by_index.get(index)
-        if found is None and not self.complete and len(self._opened()) == 1:
-            # slime sorts by the position, so that mostly both stand at the same place.
+        if self._same_places and self._opened():
             with suppress(IndexError, RltopError, OSError):
                 guess = self._opened()[0].sample(at)
                 if whole_number(guess.extra.get("rollout_position")) == at:
                     return guess
+        self._same_places = False
+        found = self._places.get(at)
+        if found is None and index is not None:
+            found = self._by_index.get(index)
         return found[0].sample(found[1]) if found is not None else None
 
     def log_probs(self, sample: DumpSample) -> Sequence[float] | None:

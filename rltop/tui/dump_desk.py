@@ -51,6 +51,7 @@ class DumpDesk:
         self._shown: SampleText | None = None
         self._stats: dict[str, Any] | None = None
         self._stats_why = ""
+        self._counted = 0
         self._busy: set[str] = set()
 
     # -------------------------------------------------------------- what there is
@@ -68,13 +69,19 @@ class DumpDesk:
     @property
     def text(self) -> SampleText | None:
         """The sample under the cursor, or, while it is fetched, the one before."""
-        found = self._wholes.get(self._key())
-        if found is not None:
+        if (found := self._wanted_text) is not None:
             self._shown = found
         return self._shown
 
-    def _key(self) -> tuple[object, ...]:
-        return (self.path, self.filter, self.sort, self.group_at, self.list.cursor)
+    @property
+    def _wanted_text(self) -> SampleText | None:
+        """The sample under the cursor, if it has come."""
+        row = self.list.current
+        return self._wholes.get((self.path, row.get("at"))) if row is not None else None
+
+    def _of(self) -> tuple[object, ...]:
+        """What the list is made of."""
+        return (self.path, self.filter, self.sort, self.group_at)
 
     def file_words(self) -> str:
         """`rollout 12`, `eval 3`, or the file's name."""
@@ -128,7 +135,7 @@ class DumpDesk:
             return ""
         index, group = text.sample.get("index"), text.sample.get("group_index")
         name = f"Sample {index if index is not None else text.sample.get('at')}"
-        waits = "" if self._wholes.get(self._key()) is text else f" {self._glyphs.more}"
+        waits = "" if self._wanted_text is text else f" {self._glyphs.more}"
         return name + (f", group {group}" if group is not None else "") + waits
 
     def stats_rows(self, width: int) -> list[Row]:
@@ -137,11 +144,18 @@ class DumpDesk:
             told = clean(self._stats_why, ascii_only=self._glyphs.ascii_only)
             return [((f" {line}", "warn"),) for line in wrap(told, max(10, width - 2))]
         if self._stats is None:
-            return [((f" reading the whole file {self._glyphs.more}", "dim"),)]
+            gone = f": {self._counted} samples" if self._counted else ""
+            return [((f" reading the whole file{gone} {self._glyphs.more}", "dim"),)]
         names = [clean(name, ascii_only=self._glyphs.ascii_only) for name in self._stats]
         room = max([len(name) for name in names], default=0)
-        values = [value if isinstance(value, str) else num(value) for value in self._stats.values()]
-        return [((f" {name:<{room}} ", "dim"), (value, "text")) for name, value in zip(names, values, strict=True)]
+        rows: list[Row] = []
+        for name, value in zip(names, self._stats.values(), strict=True):
+            if isinstance(value, str):
+                told = clean(value, ascii_only=self._glyphs.ascii_only)
+                rows += [((f" {line}", "faint"),) for line in wrap(f"{name}: {told}", max(10, width - 2))]
+            else:
+                rows.append(((f" {name:<{room}} ", "dim"), (num(value), "text")))
+        return rows
 
     @property
     def busy(self) -> bool:
@@ -164,7 +178,7 @@ class DumpDesk:
             return
         if self.list.wanted() is not None or self.list.busy:
             self._once("rows", self._rows())
-        if self._key() not in self._wholes and self.list.current is not None:
+        if self._wanted_text is None and self.list.current is not None:
             self._once("whole", self._whole())
 
     def turn(self, step: int) -> None:
@@ -213,9 +227,6 @@ class DumpDesk:
     def _query(self, **more: Any) -> DumpPageQuery:
         return DumpPageQuery(self.path, filter=self.filter, sort=self.sort, group_at=self.group_at, **more)
 
-    def _of(self) -> tuple[object, ...]:
-        return self._key()[:-1]
-
     def _once(self, kind: str, work: Coroutine[Any, Any, None]) -> None:
         if kind in self._busy:
             work.close()
@@ -248,18 +259,24 @@ class DumpDesk:
             if of != self._of() or (end and not self.list.asked_end):
                 continue
             self.list.take(answer)
-            if answer.done and answer.rows and not wanted:
-                self._wholes.clear()  # an order that was still being made
             self._changed()
             if not answer.done:
                 await asyncio.sleep(AGAIN_S)
 
     async def _whole(self) -> None:
-        while self._key() not in self._wholes and self.list.current is not None:
-            key = self._key()
-            answer = await self._source.page(self._query(start=self.list.cursor, want="whole"))
-            if answer.samples:
-                self._wholes[key] = SampleText.of(answer.samples[0], self._glyphs)
+        while self._wanted_text is None and self.list.current is not None:
+            path, place = self.path, self.list.cursor
+            answer = await self._source.page(self._query(start=place, want="whole"))
+            if path != self.path:
+                continue
+            if answer.samples and not answer.done:
+                # Its train dump is still being read: it is shown without, and asked for again.
+                found = answer.samples[0]
+                if self._shown is None or self._shown.sample.get("at") != found.get("at"):
+                    self._shown = SampleText.of(found, self._glyphs)
+            elif answer.samples:
+                found = answer.samples[0]
+                self._wholes[(path, found.get("at"))] = SampleText.of(found, self._glyphs)
                 while len(self._wholes) > KEPT:
                     self._wholes.popitem(last=False)
                 self.sample_why = ""
@@ -269,7 +286,9 @@ class DumpDesk:
                 self._changed()
                 return
             self._changed()
-            if not answer.done:
+            if answer.done and place == self.list.cursor and self._wanted_text is None:
+                self.list.rows.clear()  # an order that was still being made, or the file, has changed
+            if not answer.done or not self.list.rows:
                 await asyncio.sleep(AGAIN_S)
 
     async def _search(self, place: int, *, back: bool) -> None:
@@ -296,9 +315,9 @@ class DumpDesk:
 
     async def _show_hit(self, text: str) -> None:
         """Wait for the sample, then bring the text into sight."""
-        key = self._key()
-        while self._key() == key:
-            if (found := self._wholes.get(key)) is not None:
+        place, of = self.list.cursor, self._of()
+        while (place, of) == (self.list.cursor, self._of()):
+            if (found := self._wanted_text) is not None:
                 found.find(text)
                 self._changed()
                 return
@@ -312,7 +331,7 @@ class DumpDesk:
             answer = await self._source.page(DumpPageQuery(path, want="stats"))
             if path != self.path:
                 return
-            self._stats_why = answer.why
+            self._stats_why, self._counted = answer.why, answer.indexed
             if answer.stats:
                 self._stats = answer.stats
             self._changed()

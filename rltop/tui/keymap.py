@@ -146,6 +146,8 @@ def hints(context: Context) -> Iterator[tuple[str, str]]:
 
 
 def _rank(key: Key, context: Context) -> int:
+    if key.screens == ("dump",) and key.action == context.pane:
+        return 7  # the way back from there
     # Where engines or samples are looked at, the way to their screen is what is wanted most.
     there = {"engines": "engines", "dumps": "rollouts"}.get(key.action)
     return 11 if there is not None and context.pane == there else key.footer

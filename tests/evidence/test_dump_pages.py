@@ -146,6 +146,27 @@ def test_a_train_dump_beside_it_gives_gaps_and_advantages(pages: DumpPages, tmp_
         assert found["advantages"] == [1.0] * found["length"]
 
 
+def test_numbers_of_the_whole_file_come_in_slices_too(tmp_path: Path) -> None:
+    samples = [dump_files.sample(at) for at in range(16)]
+    path = dump_files.rollout(tmp_path / "rollout_data" / "3.pt")
+    dump_files.train(tmp_path / "train_data" / "3.pt", samples)
+    ticks = count()
+    pages = DumpPages(budget_s=5.0, clock=lambda: float(next(ticks)))
+    (ref,) = find_dumps(str(path))
+    query = DumpPageQuery(str(path), want="stats")
+    tries = 1
+    while not (answer := pages.answer(ref, query)).done:
+        assert answer.stats == {}, "no numbers of half a file"
+        tries += 1
+    pages.close()
+    assert tries > 3
+    assert answer.stats["rollout/raw_reward"] == 0.5
+    assert answer.stats["rollout/truncated_ratio"] == 2 / 16
+    assert answer.stats["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.125)
+    assert "does not say how long" in answer.stats["perf/rollout_time"]
+    assert answer.count == 16
+
+
 def test_a_tokenizer_beside_the_dump_names_the_tokens(pages: DumpPages, tmp_path: Path) -> None:
     vocab = {"h": 0, "i": 1, "\u0120the": 2, "\u010a": 3, "\u00c3": 4, "\u00a9": 5}
     tokenizer = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": [{"id": 9, "content": "<|end|>"}]}

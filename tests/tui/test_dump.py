@@ -123,6 +123,17 @@ async def test_filter_sort_group_and_back(tmp_path: Path) -> None:
         assert "no sample fits" in await board.type("nothing has this")
 
 
+async def test_perf_metrics_of_the_file(tmp_path: Path) -> None:
+    async with pager(model_dumps(tmp_path), (80, 24)) as board:
+        text = await board.press("p")
+        assert "Perf metrics of the file" in text
+        text = await board.press("tab", "pagedown", "pagedown")
+        assert "p text" in board.footer
+        text += await board.press("home")
+        assert "rollout/response_len/mean" in text
+        assert "Sample 0, group 0" in await board.press("p")
+
+
 async def test_a_search_goes_from_sample_to_sample_and_shows_the_place(tmp_path: Path) -> None:
     async with pager(model_dumps(tmp_path)) as board:
         await board.press("F")
@@ -211,7 +222,7 @@ async def test_a_million_samples_scroll_without_being_loaded(tmp_path: Path) -> 
                 stop = count
             type(self).asked += stop - start
             rows = [answer.rows[0] | {"at": at, "index": at} for at in range(start, stop)] if answer.rows else []
-            samples = [one | {"index": query.start} for one in answer.samples]
+            samples = [one | {"at": query.start, "index": query.start} for one in answer.samples]
             from msgspec.structs import replace
 
             return replace(answer, start=start, rows=rows, samples=samples, count=count)
