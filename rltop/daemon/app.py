@@ -27,6 +27,7 @@ from rltop import runs
 from rltop.daemon import attempts
 from rltop.daemon.aside import Aside
 from rltop.daemon.backend import DaemonBackend
+from rltop.daemon.bisect import Bisections
 from rltop.daemon.commands import Actions, Commands, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.dump_pages import DumpReader, run_args
@@ -109,6 +110,7 @@ class Daemon:
             trainer_lives=self._trainer_lives,
             make=fleet,
         )
+        self._bisections = Bisections(self._core, self._engines)
         self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists, engines=self._engines)
         self._hooks = Hooks(
             _hook_options(options.config),
@@ -212,6 +214,7 @@ class Daemon:
             if self._stop.is_set():  # told to stop; a fault of our own must not cost the run its trainer
                 await self._trainer.stop(lambda text: None)
                 await self._engines.end()
+            await self._bisections.close()
             await self._commands.finish()
             await self._hooks.finish()
             with contextlib.suppress(TimeoutError):  # the last events are shown too, if the disk takes them soon
@@ -319,6 +322,7 @@ class Daemon:
             ),
             unmute=self._verdicts.unmute,
             engines=EngineCommands(self._core.table, self._engines, engine_http, self._others.hold),
+            bisections=self._bisections,
         )
 
     # ---------------------------------------------------------------- engines
@@ -336,6 +340,7 @@ class Daemon:
             self._engines.trainer_ended("it did not start")
         elif not self._trainer.running() and not self._engines.own_slots:
             await self._engines.stop_left()
+        self._bisections.begin()
         self._commands.resume()
         if self._engines.own_slots:
             # As an operation like those of people: seen by every viewer, and in the journal.

@@ -81,6 +81,16 @@ class Actions:
     unmute: Callable[[str], bool]
     engines: EngineDesk | None = None
     """None: this daemon takes no commands on engines."""
+    bisections: EngineDesk | None = None
+
+    def desk(self, name: str) -> EngineDesk | None:
+        """Who takes commands of this name."""
+        desks = (self.engines, self.bisections)
+        return next((one for one in desks if one is not None and name in one.names), None)
+
+    def desk_names(self) -> tuple[str, ...]:
+        """The commands of all desks."""
+        return tuple(name for one in (self.engines, self.bisections) if one is not None for name in one.names)
 
 
 class Commands:
@@ -115,7 +125,7 @@ class Commands:
                     "stages": shown.get("stages") or [],
                     "engines": shown.get("engines") or [],
                 }
-                if self._actions.engines is not None and row["name"] in self._actions.engines.names:
+                if self._actions.desk(row["name"]) is not None:
                     self._unfinished.append(row["op"])
                     self._advance(row["op"], "queued", stage="the daemon was restarted: looking at the engines first")
                 else:
@@ -125,7 +135,8 @@ class Commands:
         """The engines of the earlier daemon are known: its unfinished operations on them go on."""
         unfinished, self._unfinished = self._unfinished, []
         for op in unfinished:
-            plan = None if self._actions.engines is None else self._actions.engines.resume(self._rows[op])
+            desk = self._actions.desk(self._rows[op]["name"])
+            plan = None if desk is None else desk.resume(self._rows[op])
             if plan is None:
                 self._fail_left(op)
             else:
@@ -208,9 +219,8 @@ class Commands:
             return Rejected("stale-epoch", "the daemon was restarted since you looked", "look again, then repeat")
         if (stale := self._stale(command)) is not None:
             return stale
-        engines = self._actions.engines
-        if engines is not None and command.name in engines.names:
-            return engines.plan(command, who)
+        if (desk := self._actions.desk(command.name)) is not None:
+            return desk.plan(command, who)
         match command.name:
             case "note":
                 return self._plan_note(command)
@@ -241,7 +251,7 @@ class Commands:
                     "stop-run",
                     "shutdown",
                     "cancel",
-                    *(engines.names if engines else ()),
+                    *self._actions.desk_names(),
                 )
                 return Rejected("unknown-command", f"{name[:80]!r}", ", ".join(known))
 

@@ -32,6 +32,7 @@ from rltop.errors import RltopError
 
 if TYPE_CHECKING:
     from rltop.engines.launcher import Launcher
+    from rltop.engines.trials import Trials
 
 Stage = Callable[[str], None]
 AGAIN_S = 1.0
@@ -50,6 +51,8 @@ _BUSY_PHASES = frozenset({"rollout", "eval", "update_weights", "offload", "wake_
 class Fleet(Protocol):
     """What is used of `rltop.engines.fleet.Fleet`."""
 
+    @property
+    def trials(self) -> Trials: ...
     async def run(self) -> None: ...
     def plan(self, request: Request) -> FleetPlan | Refused: ...
     async def carry_out(self, plan: FleetPlan, stage: Stage) -> str: ...
@@ -437,13 +440,17 @@ def _finite(value: Any) -> bool:
 
 def newest_published(run_dir: Path) -> Path | None:
     """The newest `weight_vNNNNNN` directory that the run's trainer published under the run directory."""
-    found = [
+    return max(published(run_dir), key=lambda path: int(path.name.removeprefix("weight_v")), default=None)
+
+
+def published(run_dir: Path) -> list[Path]:
+    """Every `weight_vNNNNNN` directory that the run's trainer published under the run directory."""
+    return [
         path
         for pattern in ("weights/weight_v*", "*/weights/weight_v*")
         for path in run_dir.glob(pattern)
         if path.name.removeprefix("weight_v").isdigit() and path.is_dir()
     ]
-    return max(found, key=lambda path: int(path.name.removeprefix("weight_v")), default=None)
 
 
 def _comparable_digest(weights: Mapping[str, Any]) -> str:

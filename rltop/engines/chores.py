@@ -311,8 +311,12 @@ async def keep_evidence(
     look: Look | None,
     spec: LaunchSpec,
     versions: Mapping[str, str],
+    weights: str = "",
+    served_s: float | None = None,
+    info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `crash.json` (cause, fingerprint, signal, flags, versions) and `crash.log` (the last 2,000 lines)."""
+    """Write `crash.json` (cause, fingerprint, signal, flags, versions, weights, how long it served, `/server_info`) and
+    `crash.log` (the last 2,000 lines)."""
     size = look.log_size if look is not None else EVIDENCE_BYTES
     data = b""
     with contextlib.suppress(RltopError, TimeoutError):
@@ -332,6 +336,9 @@ async def keep_evidence(
         "unset": list(spec.unset),
         "model_path": spec.model_path,
         "versions": dict(versions),
+        "weight_version": weights,
+        "served_s": served_s,
+        "server_info": dict(info or {}),
     }
     await asyncio.to_thread(_write_evidence, folder, story, data)
 

@@ -342,10 +342,7 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     if not changes:
         return Refused(code="bad-args", why="no toggle was named", do="give at least one NAME=VALUE")
     old = engine.record.config
-    inherited = {}
-    if engine.record.launcher == "local":
-        here = ((name, os.environ.get(name)) for name in _INHERITED if name not in old.unset)
-        inherited = {name: value for name, value in here if value is not None}
+    inherited = inherited_toggles(old, engine.record.launcher)
     seen = inherited | dict(old.env)
     found = engine.watch.verified
     made = change(
@@ -360,7 +357,7 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
         first = made.refusals[0]
         why = f"engine {engine.id}: {f'{first.toggle}: ' if first.toggle else ''}{first.why}"
         return Refused(code="refused-by-rules", why=why, do=first.do)
-    config = _config_of(made, old, inherited)
+    config = config_of(made, old, inherited)
     if cannot := _unpassable(config):
         return Refused(code="bad-args", why=f"engine {engine.id}: {cannot}", do="correct it; nothing was changed")
     if engine.record.launcher == "local" and (missing := _missing_draft(changes.get("speculative", ""))):
@@ -375,7 +372,15 @@ def _missing_draft(value: str) -> str:
     return path if os.path.isabs(path) and not os.path.exists(path) else ""
 
 
-def _config_of(made: Change, old: Config, inherited: Mapping[str, str]) -> Config:
+def inherited_toggles(config: Config, launcher: str) -> dict[str, str]:
+    """Toggles that an engine with these arguments has from the environment of its daemon."""
+    if launcher != "local":
+        return {}
+    here = ((name, os.environ.get(name)) for name in _INHERITED if name not in config.unset)
+    return {name: value for name, value in here if value is not None}
+
+
+def config_of(made: Change, old: Config, inherited: Mapping[str, str]) -> Config:
     """What is only inherited stays so, unless the change moves it."""
     env = {name: value for name, value in made.env.items() if name in old.env or inherited.get(name) != value}
     unset = [name for name in old.unset if name not in made.env]

@@ -170,7 +170,7 @@ def _may_come(engine: Engine) -> bool:
     waits_for_a_person = engine.slot.state is State.QUARANTINED or (
         engine.slot.state is State.CRASHED and engine.slot.clean
     )
-    return engine.record.goal.run and not waits_for_a_person
+    return engine.record.goal.run and not waits_for_a_person and engine.record.trial is None
 
 
 async def restart(step: Next, cause: str, stage: Stage) -> str:

@@ -47,6 +47,7 @@ from rltop.engines.states import (
     Tick,
 )
 from rltop.engines.toggles import read_argv
+from rltop.engines.verify import scrub
 from rltop.engines.watch import Watch
 from rltop.errors import RltopError
 
@@ -349,6 +350,8 @@ class Engine:
             self.house.left(self.id, slot.state is State.CRASHED or slot.failing is not None)
         if slot.state is State.HEALTHY and before not in SERVING:
             self.watch.health.proved()
+            if self.watch.served_since is None:
+                self.watch.served_since = slot.since
         if slot.state is State.LAUNCHING:
             self.process, self.watch = None, Watch(self.record.declared.kind, self.house.known)
             self._told.clear()
@@ -426,8 +429,22 @@ class Engine:
         spec = self.spec or self.spec_of(self.slot.generation)
         versions = {"sglang": self.record.version, "python": sys.version.split()[0]}
         await chores.keep_evidence(
-            launcher, process, folder, crash=crash, look=self.watch.look, spec=spec, versions=versions
+            launcher,
+            process,
+            folder,
+            crash=crash,
+            look=self.watch.look,
+            spec=spec,
+            versions=versions,
+            weights=self.watch.weight_version,
+            served_s=self._served_s(),
+            info=scrub(self.watch.verified.info) if self.watch.verified is not None else None,
         )
+
+    def _served_s(self) -> float | None:
+        """For how long it has been ready to serve, up to its crash; None: it never was."""
+        since = self.watch.served_since
+        return None if since is None else round(max(0.0, self.slot.since - since), 3)
 
     # ---------------------------------------------------------------- showing
 

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from rltop.engines import rolling
+from rltop.engines.cautions import nobody_serves
 from rltop.engines.chores import Verified, model_config
+from rltop.engines.client import AsyncEngineClient
 from rltop.engines.requests import VERSION, Config
 from rltop.engines.slots import OnTrial
 from rltop.engines.states import ANSWERING, LIVE, SERVING, Goal, State
@@ -123,10 +125,26 @@ class Trials:
             finally:
                 del self._operations[task]
 
+    def ids(self) -> list[str]:
+        """Every engine of the fleet."""
+        return list(self._engines)
+
+    def client(self, url: str) -> AsyncEngineClient:
+        """A client of its own for an engine on trial."""
+        return next(iter(self._engines.values())).house.http(url)
+
+    def nobody_serves(self, ids: Sequence[str]) -> str:
+        """A warning where no other engine serves now; "" where some do."""
+        return nobody_serves(self._engines, ids, "until the bisection ends")
+
+    def next_generation(self, engine_id: str) -> int:
+        """The number that `put_on` will give."""
+        return self._engines[engine_id].slot.generation + 1
+
     def put_on(self, engine_id: str, trial: OnTrial, config: Config, why: str) -> int:
         """Begin the next generation, on trial; returns its number. Raises `RltopError` when that cannot be written."""
         engine = self._engines[engine_id]
-        number = engine.slot.generation + 1
+        number = self.next_generation(engine_id)
         engine.marks.clear()
         goal = Goal(run=True, generation=number, cause=why, reserved=True)
         engine.aim(goal, config=config, trial=trial, arm="", ab_base=None, ab_changes={})
@@ -148,6 +166,8 @@ class Trials:
         }
         if not engine.adopted:
             return Sight(where="coming", **told)
+        if engine.record.goal.generation < generation:
+            return Sight(where="gone", **told)  # it was written down, and never begun
         if slot.generation < generation:
             stuck = slot.state is State.LOST or not engine.record.goal.run
             return Sight(where="lost" if stuck else "coming", **told)

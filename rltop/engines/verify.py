@@ -133,6 +133,8 @@ def _padding(wanted: str, shown: Mapping[str, str | None], seen: _Seen) -> Effec
     if value is None:
         return Effective(None, None, "/server_info does not show it")
     sizes = seen.sizes()
+    if seen.fields.get("cuda_graph_bs_decode"):  # a list that was given is captured as it is, padded or not
+        return Effective(value, wanted == value, "/server_info")
     if len(sizes) > 2 and sizes == list(range(1, len(sizes) + 1)):
         return Effective("off", wanted == "off", f"capture line of the log: every size from 1 to {sizes[-1]}")
     if sizes and value == "off":

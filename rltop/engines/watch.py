@@ -69,6 +69,8 @@ class Watch:
         self.weight_digest = ""
         """Of `weight_version`; empty: not asked for."""
         self.asked_digest = False
+        self.served_since: float | None = None
+        """When it was first ready to serve."""
         self.skip_middle = False
         self._disagreed = ""
         """The label, other than the required one, that the last probe found."""

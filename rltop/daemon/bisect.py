@@ -1,0 +1,272 @@
+"""Bisections of a run: the commands `bisect-start|pause|resume|stop`, the one that runs, and what the next daemon does.
+
+One bisection runs at a time. It is an operation (`bisect-start`) that holds its guinea pigs until they are back on
+their own flags, and a record on disk (`bisect_record.py`) that the next daemon goes on from, whatever became of the
+operation. Nothing of the engines' code is imported before the first of them is asked for.
+
+Failure policy: a record that cannot be read is said, and the engines that were on trial for it are given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rltop.daemon.commands import Plan, Stage
+from rltop.daemon.core import Core
+from rltop.daemon.engines import Engines
+from rltop.errors import RltopError
+from rltop.protocol.messages import Command, Rejected
+
+if TYPE_CHECKING:
+    from rltop.daemon.bisect_record import Record
+    from rltop.daemon.bisect_run import Runner
+
+NAMES = ("bisect-start", "bisect-pause", "bisect-resume", "bisect-stop")
+CELL = "bisect"
+
+
+class Bisections:
+    """Implements `rltop.daemon.commands.EngineDesk`."""
+
+    def __init__(
+        self,
+        core: Core,
+        engines: Engines,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._core = core
+        self._engines = engines
+        self._clock, self._wall = clock, wall
+        self._runner: Runner | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._aside: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Commands that it takes."""
+        return NAMES
+
+    @property
+    def runner(self) -> Runner | None:
+        """The one that runs, or ran last under this daemon."""
+        return self._runner
+
+    # ---------------------------------------------------------------- commands
+
+    def plan(self, command: Command, who: str) -> Plan | Rejected:
+        """What the command would do. Nothing happens."""
+        if not self._engines.enabled:
+            why = "the engines of this run are not rltop's: it can not restart them with a toggle off"
+            return Rejected("bad-args", why, "start them by rltop ([engines] in its file)")
+        if command.name == "bisect-start":
+            return self._plan_start(command, who)
+        runner = self._runner
+        if runner is None or runner.over:
+            return Rejected("bad-args", "no bisection is running", "rltop bisect start begins one")
+        if command.target not in ("", "all", runner.record.id):
+            why = f"bisection {command.target[:40]!r} is not the one that runs ({runner.record.id})"
+            return Rejected("bad-args", why)
+        return self._plan_other(command, who, runner)
+
+    def _plan_start(self, command: Command, who: str) -> Plan | Rejected:
+        from rltop.daemon import bisect_start
+        from rltop.daemon.bisect_record import Records
+
+        if self._runner is not None and not self._runner.over:
+            record = self._runner.record
+            why = f"bisection {record.id} is {record.state} ({record.crash.fingerprint}, by {record.who})"
+            return Rejected("busy", why, "rltop bisect stop ends it")
+        fleet, run_dir = self._engines.fleet, self._engines.run_dir
+        if fleet.ab() is not None:
+            return Rejected("busy", "an A/B comparison is running on these engines", "rltop engine ab-end ends it")
+        options = self._engines.options
+        try:
+            record, steps = bisect_start.plan(
+                command,
+                who,
+                trials=fleet.trials,
+                table=self._core.table,
+                run_dir=run_dir,
+                keep=int((options.keep if options else {}).get("keep_serving", 1)),
+                bisection_id=Records(run_dir).next_id(),
+                now=self._wall(),
+            )
+        except bisect_start.Refused as refused:
+            return Rejected("bad-args", refused.why, refused.do)
+        except RltopError as error:
+            return Rejected("bad-args", _sentence(error), error.do)
+
+        async def work(stage: Stage) -> str:
+            self._begin(record)
+            return await self._follow(record.id, stage)
+
+        return Plan(steps, work, record.engines, {**command.args, "id": record.id})
+
+    def _plan_other(self, command: Command, who: str, runner: Runner) -> Plan | Rejected:
+        name, paused = f"bisection {runner.record.id}", runner.record.state == "paused"
+        match command.name:
+            case "bisect-pause":
+                if paused:
+                    return Rejected("bad-args", f"{name} is paused already", "rltop bisect resume lets it go on")
+
+                async def pause(stage: Stage) -> str:
+                    runner.pause(who)
+                    self._publish()
+                    return f"{name}: no traffic any more; its engines stay reserved"
+
+                return Plan([f"pause {name}: its engines stay reserved, and idle"], pause)
+            case "bisect-resume":
+                if not paused:
+                    return Rejected("bad-args", f"{name} is not paused")
+
+                async def go_on(stage: Stage) -> str:
+                    runner.go_on(who)
+                    self._publish()
+                    return f"{name} goes on"
+
+                return Plan([f"{name} goes on"], go_on)
+            case _:
+                reason = f": {command.reason}" if command.reason else ""
+
+                async def stop(stage: Stage) -> str:
+                    runner.stop(f"stopped by {who}{reason}")
+                    return await self._follow(runner.record.id, stage)
+
+                engines = ", ".join(runner.record.engines)
+                return Plan([f"end {name}", f"engine {engines}: back on their own flags"], stop)
+
+    def resume(self, row: Mapping[str, Any]) -> Plan | None:
+        """How an operation of an earlier daemon goes on: the bisection itself does so by its record."""
+        runner, found = self._runner, (row["args"] or {}).get("id")
+        if row["name"] == "bisect-stop" and runner is not None and not runner.over:
+            runner.stop(f"stopped by {row['who']}")
+            found = runner.record.id
+        elif row["name"] != "bisect-start" or runner is None or runner.record.id != found:
+            return None
+
+        async def work(stage: Stage) -> str:
+            return await self._follow(str(found), stage)
+
+        return Plan(row["plan"] or [], work, runner.record.engines if row["name"] == "bisect-start" else ())
+
+    # ---------------------------------------------------------------- life
+
+    def begin(self) -> None:
+        """Go on where an earlier daemon was killed, and give back what is on trial for nobody."""
+        if not self._engines.enabled or not (self._engines.run_dir / "bisect").is_dir():
+            return
+        from rltop.daemon.bisect_record import ENDED, Records
+
+        found, problems = Records(self._engines.run_dir).read_all()
+        for problem in problems:
+            self._core.event("bisect", "error", problem, "bisect")
+        left = [record for record in found if record.ended is None]
+        for record in left[:-1]:  # never more than one; if there are, the newest counts
+            record.state = record.state if record.state in ENDED else "stopped"
+        if left:
+            self._start(left[-1])
+        held = set(left[-1].engines) if left else set()
+        fleet = self._engines.fleet
+        for name, trial in fleet.trials.on_trial().items():
+            if name not in held:
+                task = asyncio.get_running_loop().create_task(self._orphan(name, trial.name))
+                self._aside.add(task)
+                task.add_done_callback(self._aside.discard)
+
+    async def close(self) -> None:
+        """The daemon ends and the engines go on: the next one takes up what is in the record."""
+        if self._runner is not None:
+            self._runner.leave()
+        tasks = [*self._aside, *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _orphan(self, engine: str, name: str) -> None:
+        trials = self._engines.fleet.trials
+        try:
+            why = await trials.give_back(engine, f"{name} is not known any more: its own flags")
+        except RltopError as error:
+            why = _sentence(error)
+        text = f"engine {engine} was on trial for {name}, which nobody knows: "
+        text += f"it could not be put back: {why}" if why else "it is back on its own flags"
+        self._core.event("bisect", "error" if why else "warn", text, "bisect")
+
+    def _begin(self, record: Record) -> None:
+        """Raises RltopError: another one runs by now, or it cannot be written down."""
+        from rltop.daemon.bisect_record import Records
+
+        if self._runner is not None and not self._runner.over:
+            raise RltopError("another bisection began meanwhile", exit_code=1)
+        Records(self._engines.run_dir).write(record)
+        self._start(record)
+
+    def _start(self, record: Record) -> None:
+        from rltop.daemon.bisect_record import Records
+        from rltop.daemon.bisect_run import Runner
+        from rltop.daemon.bisect_start import Refused, traffic_of
+
+        run_dir = self._engines.run_dir
+        try:
+            traffic = traffic_of(record.traffic.get("given"), run_dir, record.crash)
+        except (Refused, RltopError) as error:  # a dump that is gone by now
+            traffic = traffic_of("synthetic", run_dir, record.crash)
+            record.notes.append(f"its traffic can not be read any more ({error}): synthetic traffic instead")
+        self._runner = Runner(
+            record,
+            trials=self._engines.fleet.trials,
+            records=Records(run_dir),
+            traffic=traffic,
+            tell=self._tell,
+            changed=self._publish,
+            clock=self._clock,
+            wall=self._wall,
+        )
+        self._publish()
+        self._task = asyncio.get_running_loop().create_task(self._runner.run(), name=f"bisection {record.id}")
+
+    async def _follow(self, bisection_id: str, stage: Stage) -> str:
+        """Until it is over; its result in a sentence. Raises RltopError where it failed. Cancelled: it is ended."""
+        runner, task = self._runner, self._task
+        assert runner is not None, "it was begun"
+        assert task is not None, "with its task"
+        shown = ""
+        try:
+            while not task.done():
+                if (text := runner.stage()) != shown:
+                    shown = text
+                    stage(text)
+                await asyncio.wait([task], timeout=1.0)
+        except asyncio.CancelledError:
+            if not runner.leaving:
+                runner.stop("its operation was cancelled")
+                await asyncio.wait([task])
+            raise
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+        record = runner.record
+        words = record.verdict.text if record.verdict is not None else record.state
+        wrong = [f"engine {name}: {why}" for name, why in record.restored.items() if why != "original"]
+        told = f"bisection {bisection_id}: {record.state}: {words}" + (f"; {'; '.join(wrong)}" if wrong else "")
+        if record.state == "failed" or wrong:
+            raise RltopError(told, exit_code=1)
+        return told
+
+    # ---------------------------------------------------------------- showing
+
+    def _tell(self, level: str, text: str, **more: Any) -> None:
+        self._core.event("bisect", level, text, "bisect", **more)
+
+    def _publish(self) -> None:
+        if self._runner is not None:
+            self._core.set(CELL, self._runner.cell())
+
+
+def _sentence(error: RltopError) -> str:
+    head = f"{error.where}: {error.what}" if error.where else error.what
+    return f"{head}: {error.why}" if error.why else head

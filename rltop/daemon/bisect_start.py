@@ -1,0 +1,352 @@
+"""From `bisect-start` to the record of a bisection that could begin: which crash, on which engines, over what.
+
+Nothing happens here. Whatever speaks against it is a `Rejected` that says why and what to do instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rltop.bisect.facts import CrashFacts, weigh, why_not
+from rltop.daemon.bisect_record import Crash, Record
+from rltop.daemon.engines import published
+from rltop.daemon.state import StateTable
+from rltop.engines.ground import ground
+from rltop.engines.launcher import STAND_INS
+from rltop.engines.requests import Required
+from rltop.engines.traffic import Traffic, captured
+from rltop.engines.trials import Subject, Trials
+from rltop.engines.verify import read_server_info
+from rltop.protocol.messages import Command
+
+ARGS = ("engine", "toggles", "engines", "mode", "budget_min", "traffic", "time_scale", "generations")
+BUDGET_MIN = 24 * 60.0
+MOST_TIME_SCALE = 3600.0
+GPU_FAULTS = frozenset({"ima", "misaligned", "launch-failure", "illegal-instruction"})
+"""One wrong address shows as any of them."""
+NO_TOGGLE = frozenset(
+    {"usage", "import", "checkpoint", "port", "host-oom", "terminated", "stopped", "silent", "released"}
+)
+"""Ends that no toggle causes."""
+RESTART_MIN = 2.0
+"""Of SGLang, until one was measured."""
+RESTART_S = 3.0
+"""Of a stand-in."""
+_TRAINER = "train.ima"
+
+
+class Refused(Exception):
+    """It cannot begin."""
+
+    def __init__(self, why: str, do: str = "") -> None:
+        super().__init__(why)
+        self.why, self.do = why, do
+
+
+def plan(
+    command: Command,
+    who: str,
+    *,
+    trials: Trials,
+    table: StateTable,
+    run_dir: Path,
+    keep: int,
+    bisection_id: str,
+    now: float,
+) -> tuple[Record, list[str]]:
+    """The record and, for people, the steps. Raises Refused, RltopError."""
+    args = command.args
+    if unknown := next((key for key in args if key not in ARGS), None):
+        raise Refused(f"unknown argument {unknown[:80]!r}", f"bisect-start takes {', '.join(ARGS[:-1])}")
+    mode = _mode(args)
+    crash, story = _crash(str(args.get("engine") or command.target or ""), trials, table, run_dir)
+    facts = CrashFacts(
+        owner=_owner(table, crash), kernel=crash.kernel, phase=crash.phase, rank=crash.rank, **_around(story)
+    )
+    if why := why_not(facts):
+        raise Refused(why)
+    subject = _subject(trials, crash, story)
+    engines = _guinea_pigs(_names(args, "engines"), mode, crash, subject, trials, keep)
+    scale = _time_scale(args, [subject])
+    base = ground(subject, _names(args, "toggles"))
+    factors, moved = weigh(facts, base.toggles)
+    weights, notes = _weights(crash, run_dir, subject)
+    traffic = traffic_of(args.get("traffic"), run_dir, crash)
+    restart = RESTART_S / 60 * scale if subject.kind in STAND_INS else RESTART_MIN
+    record = Record(
+        id=bisection_id,
+        mode=mode,
+        engines=tuple(engines),
+        subject=subject,
+        ground=base,
+        crash=crash,
+        weights=weights,
+        factors=factors,
+        facts=tuple({"text": one.fact, "source": "crash.json", "moves": dict(one.factors)} for one in moved),
+        traffic={
+            "given": args.get("traffic"),
+            "source": traffic.source,
+            "requests": len(traffic.requests),
+            "concurrency": traffic.concurrency,
+        },
+        started=now,
+        budget_min=_number(args, "budget_min", BUDGET_MIN),
+        time_scale=scale,
+        restart_min=restart,
+        reason=command.reason,
+        who=who,
+        notes=[*notes, *base.notes],
+    )
+    return record, _steps(record, trials)
+
+
+def traffic_of(given: Any, run_dir: Path, crash: Crash) -> Traffic:
+    """What is replayed: as given, else what was captured, else synthetic. Raises Refused, RltopError."""
+    if given is not None and not isinstance(given, str):
+        raise Refused("`traffic` is a dump's path, or `synthetic`")
+    if given and given != "synthetic":
+        return _from_dump(Path(given))
+    found = None if given else captured(run_dir, crash.engine, crash.generation)
+    return found if found is not None else Traffic.synthetic()
+
+
+def _from_dump(path: Path) -> Traffic:
+    reader = getattr(Traffic, "from_dump", None)
+    if reader is None:
+        raise Refused("traffic from a dump is not read yet", "leave `traffic` out")
+    found: Traffic = reader(path)
+    return found
+
+
+def same_kind(hunted: str, kind: str) -> bool:
+    """A crash of this class is the hunted one, as far as classes tell."""
+    return kind == hunted or (kind in GPU_FAULTS and hunted in GPU_FAULTS)
+
+
+# ---------------------------------------------------------------------- the crash
+
+
+def _crash(name: str, trials: Trials, table: StateTable, run_dir: Path) -> tuple[Crash, Mapping[str, Any]]:
+    mine = trials.ids()
+    if name and name not in mine:
+        if f"engine/{name}" in table:
+            raise Refused(
+                f"engine {name}: rltop did not start it, so it can not restart it",
+                "start it by rltop ([engines]), or give rltop check its logs",
+            )
+        raise Refused(f"there is no engine {name[:80]!r}", f"there are {', '.join(mine) or 'none'}")
+    found: list[tuple[float, str, Mapping[str, Any]]] = []
+    for engine in [name] if name else mine:
+        cell = table.get(f"engine/{engine}") or {}
+        found += [(float(one.get("t") or 0.0), engine, one) for one in cell.get("crashes") or ()]
+    hunted = [row for row in found if _class(row[2]) in GPU_FAULTS] or [
+        row for row in found if name and _class(row[2]) not in NO_TOGGLE
+    ]
+    if not hunted:
+        raise Refused(*_nothing(name, found, table))
+    _, engine, one = max(hunted, key=lambda row: row[0])
+    generation = int(one.get("generation") or 0)
+    story = _story(run_dir, engine, generation)
+    told = story.get("crash") if isinstance(story.get("crash"), dict) else {}
+    assert isinstance(told, dict)
+    parts = str(one["fingerprint"]).split("/")
+    phase = str(told.get("phase") or (parts[1] if len(parts) > 1 else "serve"))
+    served = story.get("served_s")
+    up = float(served) / 60 if isinstance(served, int | float) else None
+    return (
+        Crash(
+            engine=engine,
+            generation=generation,
+            fingerprint=str(one["fingerprint"]),
+            kind=_class(one),
+            phase=phase,
+            cause=str(told.get("cause") or one.get("cause") or ""),
+            kernel=str(told.get("kernel") or ""),
+            rank=told.get("rank") if isinstance(told.get("rank"), int) else None,
+            minutes=up,
+            weight_version=str(story.get("weight_version") or ""),
+            injected=str(told.get("injected") or ""),
+            at_start=phase in ("launch", "load", "capture", "warm-up"),
+        ),
+        story,
+    )
+
+
+def _nothing(name: str, found: Sequence[Any], table: StateTable) -> tuple[str, str]:
+    """Why there is no crash to hunt."""
+    if _fires(table, _TRAINER):
+        return why_not(CrashFacts(owner="trainer")), ""
+    if found:
+        told = ", ".join(sorted({str(one["fingerprint"]) for _, _, one in found}))
+        if name:
+            return f"engine {name} crashed of {told}: no toggle causes that", ""
+        return f"no engine crashed of an illegal memory access; there were {told}", "name the engine to hunt its crash"
+    if name:
+        return f"engine {name} has not crashed, as far as is known", ""
+    return "no engine has crashed, as far as is known", ""
+
+
+def _class(one: Mapping[str, Any]) -> str:
+    return str(one.get("fingerprint") or "").split("/", 1)[0]
+
+
+def _story(run_dir: Path, engine: str, generation: int) -> dict[str, Any]:
+    """crash.json; empty where there is none (in a Ray cluster it is on the engine's machine)."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((run_dir / "engines" / engine / str(generation) / "crash.json").read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _fires(table: StateTable, check: str) -> bool:
+    return (table.get(f"check/{check}") or {}).get("status") in ("fail", "warn")
+
+
+def _owner(table: StateTable, crash: Crash) -> str:
+    """The check compares all ranks of everything: where it fires, the trainer's fault came first."""
+    return "trainer" if crash.kind in GPU_FAULTS and _fires(table, _TRAINER) else "engine"
+
+
+def _around(story: Mapping[str, Any]) -> dict[str, Any]:
+    """What the crash's evidence says of the moment."""
+    phase = str((story.get("crash") or {}).get("phase") or "")
+    return {"after_resume": phase == "wake", "after_sync": phase == "update"}
+
+
+# ---------------------------------------------------------------------- the engines
+
+
+def _subject(trials: Trials, crash: Crash, story: Mapping[str, Any]) -> Subject:
+    """The crashed engine as it is; its /server_info from the crash where no later process shows it."""
+    subject = trials.subject(crash.engine)
+    info = story.get("server_info")
+    if not subject.info and isinstance(info, dict) and info and story.get("args") is not None:
+        seen = read_server_info(info, None, version=subject.version)
+        subject = replace(subject, info=info, toggles=seen)
+    return subject
+
+
+def _guinea_pigs(
+    named: Sequence[str],
+    mode: Literal["in-fleet", "exclusive"],
+    crash: Crash,
+    subject: Subject,
+    trials: Trials,
+    keep: int,
+) -> list[str]:
+    everyone = {name: trials.subject(name) for name in trials.ids()}
+    for name in named:
+        if name not in everyone:
+            raise Refused(f"there is no engine {name[:80]!r} of rltop's", f"there are {', '.join(everyone)}")
+        if why := _unfit(everyone[name], subject):
+            raise Refused(f"engine {name}: {why}")
+    fit = [name for name, one in everyone.items() if not _unfit(one, subject)]
+    if crash.engine in fit:  # it goes first: whatever is wrong with its own hardware is there
+        fit = [crash.engine, *(name for name in fit if name != crash.engine)]
+    if named:
+        return list(named)
+    if not fit:
+        told = "; ".join(f"engine {name}: {_unfit(one, subject)}" for name, one in everyone.items())
+        raise Refused(f"there is no engine to try on: {told}", "start one, or end what holds them")
+    if mode == "exclusive":
+        return fit
+    return fit[: max(1, min(len(fit) // 2, len(everyone) - keep))]
+
+
+def _unfit(one: Subject, like: Subject) -> str:
+    """Why an engine cannot be tried on; "": it can."""
+    if not one.runs:
+        return "it is stopped"
+    if one.busy:
+        return f"it is held by another operation: {one.busy}"
+    if one.state == "OFFLOADED":
+        return "its memory is with the trainer"
+    if one.state == "LOST":
+        return "its node does not answer"
+    if (one.kind, one.model_path) != (like.kind, like.model_path):
+        return f"it is another kind of engine ({one.kind}, {one.model_path}) than engine {like.id}"
+    return ""
+
+
+def _weights(crash: Crash, run_dir: Path, subject: Subject) -> tuple[Required, list[str]]:
+    """The weights of the crash, not the newest: where they can still be loaded."""
+    version = crash.weight_version
+    if version in ("", "default"):
+        notes = [] if version else ["the crash did not say which weights it had: the trials use the base checkpoint"]
+        return Required(version="default", source="base", path=subject.model_path), notes
+    there = {str(int(path.name.removeprefix("weight_v"))): path for path in published(run_dir)}
+    if version in there:
+        return Required(version=version, source="disk", path=str(there[version])), []
+    if there:
+        nearest = min(there, key=lambda name: (abs(int(name) - int(version)) if version.isdecimal() else 0, name))
+        note = f"the weights of the crash ({version}) are not on disk: the trials use version {nearest}"
+        return Required(version=nearest, source="disk", path=str(there[nearest])), [note]
+    note = f"the weights of the crash ({version}) are not on disk: the trials use the base checkpoint"
+    return Required(version="default", source="base", path=subject.model_path), [note]
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def _mode(args: Mapping[str, Any]) -> Literal["in-fleet", "exclusive"]:
+    match args.get("mode", "in-fleet"):
+        case "in-fleet":
+            return "in-fleet"
+        case "exclusive":
+            return "exclusive"
+        case other:
+            raise Refused(f"mode {str(other)[:40]!r} is not known", "in-fleet or exclusive")
+
+
+def _names(args: Mapping[str, Any], key: str) -> list[str]:
+    value = args.get(key) or []
+    if isinstance(value, str):
+        value = [word.strip() for word in value.split(",") if word.strip()]
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise Refused(f"`{key}` is a list of names")
+    return list(dict.fromkeys(value))
+
+
+def _number(args: Mapping[str, Any], key: str, default: float) -> float:
+    value = args.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise Refused(f"`{key}` is a number above 0")
+    return float(value)
+
+
+def _time_scale(args: Mapping[str, Any], subjects: Sequence[Subject]) -> float:
+    scale = _number(args, "time_scale", 1.0)
+    if scale != 1.0 and not all(one.kind in STAND_INS for one in subjects):
+        raise Refused("`time_scale` is for rehearsals with stand-ins: this engine is SGLang", "leave it out")
+    if scale > MOST_TIME_SCALE:
+        raise Refused(f"`time_scale` is at most {MOST_TIME_SCALE:g}")
+    return scale
+
+
+def _steps(record: Record, trials: Trials) -> list[str]:
+    """For people, in order."""
+    base, crash = record.ground, record.crash
+    total = len(trials.ids())
+    steps = [
+        f"hunt {crash.fingerprint} of engine {crash.engine}, generation {crash.generation}"
+        + (f": a rehearsal, the fault {crash.injected} was injected" if crash.injected else ""),
+        f"reserve engine {', '.join(record.engines)} of {total} ({record.mode}): out of the rotation until it ends, "
+        "then back on its own flags",
+    ]
+    steps += [one for one in [trials.nobody_serves(record.engines)] if one]
+    steps.append(f"toggles: {', '.join(f'{name}={base.on[name]}' for name in base.toggles)}")
+    steps += [f"  never off: {name} ({why})" for name, why in base.fixed.items()]
+    steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
+    steps += [f"  pinned in every arm: {pin}" for pin in base.pins]
+    steps.append(f"weights {record.weights.version!r}, traffic {record.traffic['source']}")
+    steps += [f"fact: {one['text']}" for one in record.facts]
+    steps += [f"warning: {note}" for note in record.notes]
+    if record.time_scale != 1.0:
+        steps.append(f"time_scale {record.time_scale:g}: a rehearsal, a second counts as {record.time_scale:g}")
+    steps.append(f"at most {record.budget_min:g} minutes")
+    return steps

@@ -1,0 +1,132 @@
+"""The commands of a bisection over real null engines: what begins, what is refused, paused, stopped, and restored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltop.protocol.messages import Accepted, Rejected
+from tests.daemon.bisect_rig import SCALE, Rig
+
+pytestmark = pytest.mark.timeout(180)
+TOGGLES = ["cuda_graph", "radix_cache"]
+CRASH = {"number": 1, "generation": 1, "t": 1.0, "rollout": 2, "cause": "it died"}
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Two engines that a batch may kill while the radix cache is on; ended whatever happens."""
+    rig = Rig(tmp_path, fault="ima:radix_cache:hazard=0.1", engines=2)
+    async with rig.life():
+        await rig.start()
+        yield rig
+        await rig.engines.stop_all(lambda stage: None)
+
+
+def had(rig: Rig, fingerprint: str = "ima/decode/abc123", **more: Any) -> None:
+    """Engine 0 crashed, as far as its cell says."""
+    rig.core.update("engine/0", crashes=[{**CRASH, "fingerprint": fingerprint, **more}])
+
+
+async def test_a_bisection_from_the_crash_to_the_culprit(rig: Rig) -> None:
+    await rig.crash()
+    plan = await rig.take("bisect-start", args={"toggles": TOGGLES}, dry_run=True)
+    assert isinstance(plan, Accepted)
+    assert "a rehearsal, the fault ima was injected" in plan.plan[0]
+    assert plan.plan[1] == (
+        "reserve engine 0 of 2 (in-fleet): out of the rotation until it ends, then back on its own flags"
+    )
+    assert not rig.bisect(), "a dry run begins nothing"
+    before = rig.flags("0")
+    cell = await rig.bisection(toggles=TOGGLES, mode="in-fleet")
+    assert (cell["state"], cell["verdict"]["culprit"]) == ("found", ["radix_cache"])
+    assert cell["verdict"]["p"] >= 0.95
+    assert (cell["id"], cell["engines"], cell["time_scale"]) == ("1", ["0"], SCALE)
+    assert cell["restored"] == {"0": "original"}
+    assert rig.flags("0") == before
+    assert cell["crash"]["fingerprint"].startswith("ima/")
+    assert cell["crash"]["injected"] == "ima", "a rehearsal is called one"
+    crashed = [row for row in cell["trials"] if row["outcome"] == "crashed"]
+    assert crashed
+    assert all("radix_cache" in row["on"] for row in crashed)
+    assert all(row["requests"] or row["minutes"] < 1 for row in cell["trials"])
+    assert cell["posterior"][0]["culprit"] == ["radix_cache"]
+    record = json.loads((rig.run_dir / "bisect" / "1" / "record.json").read_text())
+    assert (record["state"], record["verdict"]["culprit"]) == ("found", ["radix_cache"])
+    assert len(record["trials"]) == len(cell["trials"])
+    assert record["ended"]
+    told = rig.core.events("bisect")
+    assert [event for event in told if event.get("outcome") == "crashed"]
+    assert [event for event in told if event.get("verdict") == "found"]
+    await rig.serving("0")
+    assert rig.cell("engine/1")["generation"] == 1, "the other engine served on"
+    assert not [row for row in rig.cell("engine/0")["crashes"] if row["generation"] > 2], "trials are no news"
+
+
+async def test_what_cannot_begin(rig: Rig) -> None:
+    async def refused(**args: Any) -> Rejected:
+        answer = await rig.take("bisect-start", args=args)
+        assert isinstance(answer, Rejected), answer
+        return answer
+
+    assert "no engine has crashed" in (await refused()).why
+    assert "engine 1 has not crashed" in (await refused(engine="1")).why
+    rig.core.set("check/train.ima", {"status": "fail"})
+    assert "the trainer faulted first" in (await refused()).why
+    rig.core.set("check/train.ima", None)
+    had(rig, "oom/load/abc123")
+    assert "no engine crashed of an illegal memory access; there were oom/load/abc123" in (await refused()).why
+    had(rig, "port/warm-up/abc123")
+    assert "no toggle causes that" in (await refused(engine="0")).why
+    had(rig)
+    rig.core.set("check/train.ima", {"status": "fail"})
+    assert "the trainer faulted first" in (await refused()).why
+    rig.core.set("check/train.ima", None)
+    rig.core.set("engine/w0", {"id": "w0", "owner": "other", "generation": 1, "state": "HEALTHY"})
+    assert "rltop did not start it, so it can not restart it" in (await refused(engine="w0")).why
+    assert "there is no engine '9'" in (await refused(engine="9")).why
+    assert "there is no toggle 'cuda_graf'" in (await refused(toggles=["cuda_graf"])).why
+    assert "a quiet engine with it proves nothing" in (await refused(toggles=["launch_blocking"])).why
+    assert "speculative is off already" in (await refused(toggles=["speculative"])).why
+    assert "mode 'night' is not known" in (await refused(mode="night")).why
+    assert "`budget_min` is a number above 0" in (await refused(budget_min=0)).why
+    assert "`traffic`" in (await refused(traffic=3)).why
+    assert "unknown argument 'hours'" in (await refused(hours=3)).why
+    assert "there is no engine '7'" in (await refused(engines=["7"])).why
+    for name in ("bisect-pause", "bisect-resume", "bisect-stop"):
+        answer = await rig.take(name)
+        assert isinstance(answer, Rejected)
+        assert answer.why == "no bisection is running"
+    assert not (rig.run_dir / "bisect").exists(), "nothing was begun"
+
+
+async def test_paused_resumed_and_stopped_by_its_operator(rig: Rig) -> None:
+    had(rig)
+    before = rig.flags("0")
+    op = await rig.begin("bisect-start", args={"toggles": ["overlap_schedule", "cuda_graph"], "time_scale": 6.0})
+    assert isinstance(await rig.take("bisect-start"), Rejected), "one at a time"
+    busy = await rig.take("engine-restart", "0")
+    assert isinstance(busy, Rejected)
+    assert busy.code == "busy"
+    await rig.until(lambda: any(row["ready"] for row in rig.bisect().get("trials", ())), "traffic")
+    assert rig.cell("engine/0")["state"] == "RESERVED"
+    await rig.ended(await rig.begin("bisect-pause"))
+    assert rig.bisect()["state"] == "paused"
+    await rig.until(lambda: rig.core.texts("bisect")[-1].endswith("and idle"), "it is said")
+    assert rig.cell("engine/0")["state"] == "RESERVED"
+    assert isinstance(await rig.take("bisect-pause"), Rejected)
+    await rig.ended(await rig.begin("bisect-resume"))
+    assert rig.bisect()["state"] == "running"
+    assert isinstance(await rig.take("bisect-resume"), Rejected)
+    stopped = await rig.ended(await rig.begin("bisect-stop", reason="the night is over"))
+    assert stopped["state"] == "done", stopped
+    assert "stopped by ana: the night is over" in (await rig.ended(op))["text"]
+    cell = rig.bisect()
+    assert (cell["state"], cell["restored"]) == ("stopped", {"0": "original"})
+    assert {row["outcome"] for row in cell["trials"]} <= {"aborted", "quiet", "crashed"}
+    assert rig.flags("0") == before
+    await rig.serving("0")
