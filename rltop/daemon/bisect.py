@@ -210,6 +210,8 @@ class Bisections:
         from rltop.daemon.bisect_record import Records
         from rltop.daemon.bisect_run import Runner
         from rltop.daemon.bisect_start import Refused, traffic_of
+        from rltop.evidence.priors import load
+        from rltop.settings import priors_path
 
         run_dir = self._engines.run_dir
         try:
@@ -217,11 +219,17 @@ class Bisections:
         except (Refused, RltopError) as error:  # a dump that is gone by now
             traffic = traffic_of("synthetic", run_dir, record.crash)
             record.notes.append(f"its traffic can not be read any more ({error}): synthetic traffic instead")
+        try:
+            tables = load(priors_path())
+        except RltopError as error:
+            tables = load()
+            record.notes.append(f"{_sentence(error)}: the shipped priors instead")
         self._runner = Runner(
             record,
             trials=self._engines.fleet.trials,
             records=Records(run_dir),
             traffic=traffic,
+            priors=tables.priors,
             tell=self._tell,
             changed=self._publish,
             clock=self._clock,

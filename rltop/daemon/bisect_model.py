@@ -8,7 +8,7 @@ from typing import Any
 
 from rltop.bisect.belief import Belief, Trial
 from rltop.bisect.planner import Budget, Planner, Running
-from rltop.bisect.space import OTHER, Space, space
+from rltop.bisect.space import OTHER, Priors, Space, space
 from rltop.daemon.bisect_record import Record, TrialRow
 
 LONGEST_TRIAL_MIN = 120.0
@@ -20,9 +20,9 @@ MOST_TRIALS = 400
 class Model:
     """Of one record."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, priors: Priors) -> None:
         self.record = record
-        self.space: Space = space(record.ground.toggles, factors=record.factors)
+        self.space: Space = space(record.ground.toggles, priors, factors=record.factors)
         self.planner = self._made()
 
     def refresh(self) -> None:
@@ -37,7 +37,15 @@ class Model:
             longest_trial_min=min(LONGEST_TRIAL_MIN, record.budget_min),
         )
         together = {known.mask([name]): known.mask(others) for name, others in record.ground.together.items()}
-        return Planner(known, budget=budget, fixed=known.mask(record.ground.fixed), together=together, seed=record.seed)
+        return Planner(
+            known,
+            budget=budget,
+            fixed=known.mask(record.ground.fixed),
+            together=together,
+            seed=record.seed,
+            barred=frozenset(known.mask(names) for names in record.barred),
+            exposure="start" if record.crash.at_start else "load",
+        )
 
     def evidence(self) -> list[Trial]:
         """The crash that is hunted, and every trial that ended and counts."""

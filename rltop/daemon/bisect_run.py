@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rltop.bisect.planner import Next, Running, Verdict
-from rltop.bisect.space import OTHER
+from rltop.bisect.space import OTHER, Priors
 from rltop.daemon.bisect_model import Model, Outlook, cell, outlook
 from rltop.daemon.bisect_record import ENDED, Ending, Record, Records, State, TrialRow
 from rltop.daemon.bisect_start import NO_TOGGLE, same_kind
@@ -78,6 +78,7 @@ class Runner:
         trials: Trials,
         records: Records,
         traffic: Traffic,
+        priors: Priors,
         tell: Tell,
         changed: Callable[[], None],
         clock: Callable[[], float],
@@ -91,7 +92,7 @@ class Runner:
         self._trials, self._records, self._traffic = trials, records, traffic
         self._tell, self._changed, self._clock, self._wall, self._beat_s = tell, changed, clock, wall, beat_s
         self._scale = record.time_scale / 60
-        self.model = Model(record)
+        self.model = Model(record, priors)
         for name in record.engines:
             if name not in trials.ids():
                 record.dropped[name] = record.restored[name] = "it is not there any more"
@@ -234,7 +235,7 @@ class Runner:
             if row.outcome == "running":
                 self._count(row)
                 row.outcome = outcome if row.ready else "aborted"  # type: ignore[assignment]  # one of two literals
-                row.counts = row.ready and row.minutes > 0
+                row.counts = row.counts and row.ready
                 row.ended = self._wall()
                 row.note = row.note or "ended with the bisection"
         self._live.clear()
@@ -252,11 +253,7 @@ class Runner:
             return
         text = found.text
         if found.state == "budget" and not any(row.outcome == "crashed" and row.counts for row in record.trials):
-            total = sum(row.minutes for row in record.trials if row.counts)
-            text = (
-                f"no arm crashed in {total:.0f} minutes, everything on included: this traffic with these weights does "
-                "not bring the crash back; a longer budget, the crash's own traffic, or its node might"
-            )
+            text += "; this traffic with these weights does not bring the crash back"
         culprit = None if found.culprit in (None, OTHER) else self.model.names(found.culprit)
         ending = Ending(
             state=found.state,
@@ -510,7 +507,8 @@ class Runner:
         async with self._turn:
             trials, running = self.model.evidence(), self._running()
             then = await asyncio.to_thread(self.model.planner.choose, trials, running, engine=engine)
-            if then.arm == self.model.arm_of(row) and self._verdict is None:
+            same = then.arm == self.model.arm_of(row) and not self.record.crash.at_start
+            if same and self._verdict is None:
                 row.planned = row.minutes + max(then.minutes, 0.05)
                 row.why = then.why
                 return None

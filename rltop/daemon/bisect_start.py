@@ -22,7 +22,9 @@ from rltop.engines.requests import Required
 from rltop.engines.traffic import Traffic, captured
 from rltop.engines.trials import Subject, Trials
 from rltop.engines.verify import read_server_info
+from rltop.evidence.priors import load
 from rltop.protocol.messages import Command
+from rltop.settings import priors_path
 
 ARGS = ("engine", "toggles", "engines", "mode", "budget_min", "traffic", "time_scale", "generations")
 BUDGET_MIN = 24 * 60.0
@@ -74,7 +76,7 @@ def plan(
     engines = _guinea_pigs(_names(args, "engines"), mode, crash, subject, trials, keep)
     scale = _time_scale(args, [subject])
     base = ground(subject, _names(args, "toggles"))
-    factors, moved = weigh(facts, base.toggles)
+    factors, moved = weigh(facts, base.toggles, load(priors_path()))
     weights, notes = _weights(crash, run_dir, subject)
     traffic = traffic_of(args.get("traffic"), run_dir, crash)
     restart = RESTART_S / 60 * scale if subject.kind in STAND_INS else RESTART_MIN

@@ -13,14 +13,14 @@ from rltop.protocol.messages import Accepted, Rejected
 from tests.daemon.bisect_rig import SCALE, Rig
 
 pytestmark = pytest.mark.timeout(180)
-TOGGLES = ["cuda_graph", "radix_cache"]
+TOGGLES = ["cuda_graph", "speculative", "overlap_schedule", "radix_cache"]
 CRASH = {"number": 1, "generation": 1, "t": 1.0, "rollout": 2, "cause": "it died"}
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     """Two engines that a batch may kill while the radix cache is on; ended whatever happens."""
-    rig = Rig(tmp_path, fault="ima:radix_cache:hazard=0.1", engines=2)
+    rig = Rig(tmp_path, fault="ima:radix_cache:hazard=0.1", engines=2, args=["--speculative-algorithm", "NGRAM"])
     async with rig.life():
         await rig.start()
         yield rig
@@ -91,7 +91,7 @@ async def test_what_cannot_begin(rig: Rig) -> None:
     assert "there is no engine '9'" in (await refused(engine="9")).why
     assert "there is no toggle 'cuda_graf'" in (await refused(toggles=["cuda_graf"])).why
     assert "a quiet engine with it proves nothing" in (await refused(toggles=["launch_blocking"])).why
-    assert "speculative is off already" in (await refused(toggles=["speculative"])).why
+    assert "deepep is off already" in (await refused(toggles=["deepep"])).why
     assert "mode 'night' is not known" in (await refused(mode="night")).why
     assert "`budget_min` is a number above 0" in (await refused(budget_min=0)).why
     assert "`traffic`" in (await refused(traffic=3)).why
