@@ -251,7 +251,7 @@ class _Opened:
             return self._answer(query, rows, done=rows.done)
         sample = self.file.sample(rows.at(query.start))
         if not self._looked:
-            self._looked, self._texts = True, _tokenizer(self.ref.path)
+            self._looked, self._texts = True, TokenTexts.beside(self.ref.path)
         rewards = [line.reward for line in (self.line(at) for at in self._group(sample.at)) if line.reward is not None]
         told = whole(sample, self._trained.sample(sample.at, sample.index), rewards, self._texts)
         return DumpPageAnswer(
@@ -376,11 +376,3 @@ class _List:
                 self._places.append(at)
                 self._keys.append(sort_key(line, self._sort))
         self.count = len(self._places)
-
-
-def _tokenizer(path: Path) -> TokenTexts | None:
-    """`tokenizer/tokenizer.json` beside the dump or, as `--dump-details` writes it, one directory up."""
-    for folder in (path.parent, path.parent.parent):
-        if (texts := TokenTexts.read(folder / "tokenizer" / "tokenizer.json")) is not None:
-            return texts
-    return None

@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 import operator
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from rltop.errors import RltopError
 from rltop.evidence.dump_sample import DumpSample
 
 MOST_TEXT = 300
 """Characters of the response in a line."""
 SORTS = ("reward", "length", "gap", "status", "group")
+_NUMBERS = frozenset({"at", "index", "group", "reward", "length", "gap"})
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -27,7 +30,9 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_TERM = re.compile(r"(at|index|group|reward|length|gap|status|label|version)(<=|>=|!=|=|<|>)(.+)")
+FIELDS = "at index group reward length gap status label version text prompt response metadata.KEY"
+_NAME = r"at|index|group|reward|length|gap|status|label|version|text|prompt|response|metadata(?:\.[\w-]+)+"
+_TERM = re.compile(rf"({_NAME})(<=|>=|!=|!~|=|<|>|~)(.+)", re.DOTALL)
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -83,32 +88,78 @@ def mean_gap(left: Sequence[float] | None, right: Sequence[float] | None) -> flo
 class Filter:
     """What a line of text asks for: words that all occur (any case, any order), and comparisons such as `reward<0.5`.
 
-    Comparisons: `at index group reward length gap status label version`, with `= != < <= > >=`.
+    Comparisons: `FIELDS` with `= != < <= > >=`, and `~ !~` for a regular expression (any case). `text` is prompt and
+    response. Quotes keep a blank in a word: `text~"so the answer"`. Raises RltopError for a number or an expression
+    that is none.
     """
 
     def __init__(self, text: str) -> None:
         self._words: list[str] = []
         self._terms: list[tuple[str, str, str]] = []
-        for word in text.split():
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        for word in _words(text):
             if found := _TERM.fullmatch(word):
                 self._terms.append((found[1], found[2], found[3]))
+                self._check(word, *found.groups())
             else:
                 self._words.append(word.casefold())
 
     def takes(self, line: Line, sample: DumpSample) -> bool:
         """Whether the sample is asked for."""
-        if not all(_holds(_value(name, line, sample), sign, wanted) for name, sign, wanted in self._terms):
-            return False
+        for name, sign, wanted in self._terms:
+            value = _value(name, line, sample)
+            if "~" in sign:
+                found = value is not None and self._patterns[wanted].search(str(value)) is not None
+                if found is (sign == "!~"):
+                    return False
+            elif not _holds(value, sign, wanted, start=name == "status"):
+                return False
         if not self._words:
             return True
         text = f"{line.status} {sample.label or ''}\n{sample.prompt or ''}\n{sample.response or ''}".casefold()
         return all(word in text for word in self._words)
+
+    def _check(self, word: str, name: str, sign: str, wanted: str) -> None:
+        if "~" in sign:
+            try:
+                self._patterns[wanted] = re.compile(wanted, re.IGNORECASE)
+            except re.error as error:
+                raise _refused(word, f"no regular expression: {error}") from error
+        elif name in _NUMBERS:
+            try:
+                float(wanted)
+            except ValueError as error:
+                raise _refused(word, f"{name} is a number, {wanted!r} is none") from error
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return _split(text)
+    except ValueError:  # a quote that is not closed yet: somebody is typing
+        return text.split()
+
+
+def _split(text: str) -> list[str]:
+    """Words, kept together by double quotes; a backslash means itself, as regular expressions need it."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters, lexer.quotes, lexer.escape = True, "", '"', ""
+    return list(lexer)
+
+
+def _refused(word: str, why: str) -> RltopError:
+    return RltopError(f"cannot filter by {word!r}", why=why, do=f"comparisons of {FIELDS}; see docs/cli.md")
 
 
 def _value(name: str, line: Line, sample: DumpSample) -> Any:
     match name:
         case "label":
             return str(sample.label)
+        case "text":
+            return f"{sample.prompt or ''}\n{sample.response or ''}"
+        case "prompt" | "response":
+            return getattr(sample, name)
+        case _ if name.startswith("metadata."):
+            return _deep(sample.metadata, name.split(".")[1:])
         case "version":
             versions = sample.weight_versions
             return str(versions[-1]) if versions else None
@@ -116,18 +167,22 @@ def _value(name: str, line: Line, sample: DumpSample) -> Any:
             return getattr(line, name)
 
 
-def _holds(value: Any, sign: str, wanted: str) -> bool:
+def _deep(value: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return str(value) if isinstance(value, bool) else value
+
+
+def _holds(value: Any, sign: str, wanted: str, *, start: bool) -> bool:
+    """start: of a text its start is enough for `=`: `status=trunc`."""
     if value is None:
         return False
-    if isinstance(value, str):
-        # A status by its start: `status=trunc`.
-        if sign == "=":
-            return value.casefold().startswith(wanted.casefold())
-        if sign == "!=":
-            return not value.casefold().startswith(wanted.casefold())
-        return _COMPARE[sign](value, wanted)
+    if not isinstance(value, int | float):
+        text, low = str(value).casefold(), wanted.casefold()
+        same = text.startswith(low) if start else text == low
+        return same if sign == "=" else not same if sign == "!=" else bool(_COMPARE[sign](text, low))
     try:
-        return _COMPARE[sign](value, float(wanted))
+        return bool(_COMPARE[sign](value, float(wanted)))
     except ValueError:
         return False
 

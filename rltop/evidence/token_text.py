@@ -58,6 +58,14 @@ class TokenTexts:
         pieces = sum(text.startswith("\u2581") for text in texts.values())
         return cls(path, texts, {one.id: one.content for one in file.added_tokens}, byte_level=pieces < 100)
 
+    @classmethod
+    def beside(cls, dump: Path) -> TokenTexts | None:
+        """`tokenizer/tokenizer.json` beside the dump or, as `--dump-details` writes it, one directory up."""
+        for folder in (dump.parent, dump.parent.parent):
+            if (texts := cls.read(folder / "tokenizer" / "tokenizer.json")) is not None:
+                return texts
+        return None
+
     def texts(self, ids: Sequence[int]) -> list[str] | None:
         """The text of every token; bytes that are no whole character yet stand with the token that ends it.
 

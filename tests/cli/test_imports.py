@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.evidence.dump_files import rollout
 
 HEAVY = ("textual", "torch", "ray", "transformers", "megatron", "httpx", "rltop.tui", "rltop.daemon", "rltop.train")
 SCRIPT = """
@@ -36,6 +39,7 @@ def modules_after(*argv: str) -> set[str]:
         (["get", "snapshot", "--run", "nosuch"], ("zmq",)),
         (["attach", "--once", "--via", "/bin/false"], ("zmq",)),
         (["ps", "--json"], ()),
+        (["dump", "--help"], ("zmq", "asyncio", "msgspec")),
         (["proxy", "--stdio", "nosuch"], ()),
     ],
 )
@@ -45,3 +49,11 @@ def test_light_commands_import_nothing_heavy(argv: list[str], also: tuple[str, .
     heavy = set(HEAVY) - ({"rltop.train"} if argv[0] == "train" else set())
     assert not loaded & heavy
     assert not loaded & set(also)
+
+
+@pytest.mark.parametrize("command", [["show"], ["show", "--json", "--sort", "gap"], ["stats"], ["diff", "{dump}"]])
+def test_commands_that_read_dumps_import_nothing_heavy(tmp_path: Path, command: list[str]) -> None:
+    dump = str(rollout(tmp_path / "3.pt"))
+    loaded = modules_after("dump", *(word.format(dump=dump) for word in command), dump)
+    assert "rltop.evidence.dump_file" in loaded
+    assert not loaded & {*HEAVY, "zmq", "asyncio", "numpy"}

@@ -1,0 +1,224 @@
+"""Which dumps a command of `rltop dump` shows, and the samples that were asked for, with progress on a terminal.
+
+Nothing is read further than it has to be: without --sort the first page ends the reading.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rltop.cli.output import note, size
+from rltop.errors import RltopError
+
+if TYPE_CHECKING:
+    from rltop.evidence.dump_file import DumpFile
+    from rltop.evidence.dump_find import DumpRef
+    from rltop.evidence.dump_rows import Filter
+    from rltop.evidence.dump_sample import DumpSample
+    from rltop.evidence.dump_trained import Trained
+
+SHOW_AFTER_S = 0.5
+MOST_HOLES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which samples, in which order."""
+
+    chosen: str = ""
+    """--filter."""
+    search: str = ""
+    sort: str = ""
+    offset: int = 0
+    limit: int = 10
+
+    def __post_init__(self) -> None:
+        from rltop.evidence.dump_rows import SORTS
+
+        if self.sort.lstrip("-") not in ("", *SORTS):
+            names = ", ".join(SORTS)
+            raise RltopError(
+                f"cannot sort by {self.sort!r}", where="--sort", why=f"there are {names}", do="--sort -gap"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A sample that is shown."""
+
+    ref: DumpRef
+    sample: DumpSample
+    trained: DumpSample | None
+
+
+def chosen_dumps(pattern: str, *, evaluation: bool) -> list[DumpRef]:
+    """Dumps of a pattern: of the training, or with `evaluation` of the evaluation. What is left out is said on stderr.
+
+    Raises RltopError where none is left.
+    """
+    from rltop.evidence.dump_find import find_dumps, holes
+
+    found = find_dumps(pattern)
+    for ref in found:
+        if ref.problem:
+            note(f"{ref.path}: {ref.problem}")
+    readable = [ref for ref in found if not ref.problem]
+    refs = [ref for ref in readable if ref.is_eval is evaluation]
+    if not refs and not evaluation and readable:
+        return readable  # nothing but evaluations: no question which
+    if not refs:
+        raise RltopError("no eval_ dump", where=pattern, why=f"{len(readable)} dumps of the training", do="no --eval")
+    if len(refs) < len(readable):
+        note(f"left out of the {'training' if evaluation else 'evaluation (--eval)'}: {len(readable) - len(refs)}")
+    if gaps := holes(refs):
+        more = f" and {len(gaps) - MOST_HOLES} more" if len(gaps) > MOST_HOLES else ""
+        note(f"no dump of rollout {', '.join(map(str, gaps[:MOST_HOLES]))}{more}")
+    return refs
+
+
+class Dump:
+    """A dump that is open, with the train dumps beside it."""
+
+    def __init__(self, ref: DumpRef, stack: ExitStack) -> None:
+        from rltop.evidence.dump_file import DumpFile
+        from rltop.evidence.dump_trained import Trained
+
+        self.ref = ref
+        self.file: DumpFile = stack.enter_context(DumpFile.open(ref.path))
+        self._trained: Trained = Trained(stack, ref.train)
+
+    def trained(self, sample: DumpSample) -> DumpSample | None:
+        """The trainer's entry of a sample; looks through the train dumps as far as it has to."""
+        found = self._trained.sample(sample.at, sample.index)
+        while found is None and self._trained.more():
+            found = self._trained.sample(sample.at, sample.index)
+        return found
+
+    def scanned(self, upto: int | None = None) -> None:
+        """Finds the places of samples, with progress."""
+        with Progress(self.ref) as progress:
+            for share in self.file.scan(upto):
+                progress.show(share)
+
+    def samples(self) -> Iterator[DumpSample]:
+        """All of them, with progress."""
+        with Progress(self.ref) as progress:
+            for sample in self.file:
+                progress.show(self.file.share)
+                yield sample
+
+
+@contextmanager
+def opened(ref: DumpRef) -> Iterator[Dump]:
+    """A dump, closed at the end."""
+    with ExitStack() as stack:
+        yield Dump(ref, stack)
+
+
+def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
+    """The samples that are shown, one after the other; tensors can be read until the next one is taken."""
+    from rltop.evidence.dump_rows import Filter
+
+    choose = Filter(wanted.chosen) if wanted.chosen else None
+    if wanted.sort:
+        yield from _sorted(refs, wanted, choose)
+        return
+    passed, left = 0, wanted.limit
+    for ref in refs:
+        if left <= 0:
+            return
+        with opened(ref) as dump:
+            if choose is None and not wanted.search:
+                start = max(wanted.offset - passed, 0)
+                dump.scanned(start + left)
+                there = dump.file.page(start, start + left)
+                passed += dump.file.count() or 0
+                found: Iterator[tuple[DumpSample, DumpSample | None]] = ((one, dump.trained(one)) for one in there)
+            else:
+                found = _fitting(dump, wanted.search, choose)
+            for sample, trained in found:
+                if choose is not None or wanted.search:
+                    passed += 1
+                    if passed <= wanted.offset:
+                        continue
+                yield Shown(ref, sample, trained)
+                left -= 1
+                if left <= 0:
+                    return
+
+
+def _fitting(dump: Dump, search: str, choose: Filter | None) -> Iterator[tuple[DumpSample, DumpSample | None]]:
+    from rltop.evidence.dump_rows import contains, line_of
+
+    for sample in dump.samples():
+        if search and not contains(sample, search):
+            continue
+        trained = dump.trained(sample)
+        own = sample.log_probs if trained is None else trained.log_probs
+        if choose is None or choose.takes(line_of(sample, own), sample):
+            yield sample, trained
+
+
+def _sorted(refs: Sequence[DumpRef], wanted: Wanted, choose: Filter | None) -> Iterator[Shown]:
+    """Reads every dump; only the best `offset + limit` places are kept."""
+    from rltop.evidence.dump_rows import line_of, sort_key
+
+    def keys() -> Iterator[tuple[float, int, int]]:
+        for number, ref in enumerate(refs):
+            with opened(ref) as dump:
+                for sample, trained in _fitting(dump, wanted.search, choose):
+                    own = sample.log_probs if trained is None else trained.log_probs
+                    yield sort_key(line_of(sample, own), wanted.sort), number, sample.at
+
+    best = heapq.nsmallest(wanted.offset + wanted.limit, keys())[wanted.offset :]
+    with ExitStack() as stack:
+        open_dumps: dict[int, Dump] = {}
+        for _, number, at in best:
+            dump = open_dumps.get(number)
+            if dump is None:
+                dump = open_dumps[number] = Dump(refs[number], stack)
+            sample = dump.file.sample(at)
+            yield Shown(refs[number], sample, dump.trained(sample))
+
+
+class Progress:
+    """How far a dump was read, on a terminal's stderr, after half a second."""
+
+    def __init__(self, ref: DumpRef, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ref, self._clock = ref, clock
+        self._begin = self._told = clock()
+        self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._width:
+            self._write("\r" + " " * self._width + "\r")
+
+    def show(self, share: float) -> None:
+        """share: of the file, 0 to 1."""
+        now = self._clock()
+        if now - self._begin < SHOW_AFTER_S or now - self._told < 0.1 or not sys.stderr.isatty():
+            return
+        self._told = now
+        left = (now - self._begin) * (1 - share) / share if share > 0 else math.inf
+        text = f"{self._ref.path.name}: {share:.0%} of {size(self._ref.bytes)}"
+        text += f", {left:.0f} s left" if left < 1e6 else ""
+        self._write("\r" + text.ljust(self._width))
+        self._width = max(self._width, len(text))
+
+    @staticmethod
+    def _write(text: str) -> None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:  # narration: nobody can be told
+            return

@@ -1,0 +1,181 @@
+"""`rltop dump show`: the samples of a dump, as text, as JSON, or in the pager on a terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rltop.cli.dump_open import Shown, Wanted, chosen_dumps, opened, picked
+from rltop.cli.dump_text import Colour, sample_lines, with_colours
+from rltop.cli.output import note, number, print_json, size, table
+
+if TYPE_CHECKING:
+    from rltop.evidence.dump_find import DumpRef
+    from rltop.evidence.dump_sample import DumpSample
+    from rltop.evidence.token_text import TokenTexts
+
+METRICS_BYTES = 32 << 20
+"""Of a larger dump the metrics are only computed when they are asked for: it has to be read whole."""
+MOST_VALUES = 1 << 20
+"""Elements of one tensor in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How samples are shown."""
+
+    as_json: bool = False
+    plain: bool = False
+    metrics: bool | None = None
+    whole: bool = False
+    tokens: bool = False
+    colour: Colour = "auto"
+    ascii_only: bool = False
+
+
+def show(pattern: str, wanted: Wanted, how: How, *, evaluation: bool) -> int:
+    """The command. Raises RltopError for what can not be shown."""
+    refs = chosen_dumps(pattern, evaluation=evaluation)
+    if not how.as_json and not how.plain and sys.stdout.isatty() and sys.stdin.isatty():
+        from rltop.tui.screens.dump import run_pager
+
+        return run_pager(refs, ascii_only=how.ascii_only)
+    shown = picked(refs, wanted)
+    if how.as_json:
+        return _json(refs, shown, wanted, how)
+    return _text(refs, shown, wanted, how)
+
+
+def _json(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
+    samples = [_sample(one, how) for one in shown]
+    dumps = [_dump(ref, metrics=_metrics(ref, how)) for ref in refs]
+    print_json({"kind": "dump-show", "dumps": dumps, "offset": wanted.offset, "samples": samples})
+    return 0
+
+
+def _text(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
+    from rltop.evidence.dump_whole import whole
+
+    colours, texts = with_colours(how.colour), _Texts()
+    last: DumpRef | None = None
+    count = 0
+    for one in shown:
+        if one.ref is not last:
+            last = one.ref
+            print("\n".join(_title(one.ref, how)))
+        told = whole(one.sample, one.trained, (), texts.of(one.ref))
+        print("\n".join(["", *sample_lines(told, colours=colours, everything=how.whole, tokens=how.tokens)]))
+        count += 1
+    if not count:
+        note("no sample fits" if wanted.chosen or wanted.search or wanted.offset else "the dump has no samples")
+    elif count == wanted.limit:
+        note(f"{count} samples from {wanted.offset} on; the next: --offset {wanted.offset + count}")
+    return 0
+
+
+def _title(ref: DumpRef, how: How) -> list[str]:
+    parts = [str(ref.path), f"{'eval of ' if ref.is_eval else ''}rollout {number(ref.rollout_id)}", size(ref.bytes)]
+    parts += [f"train dump {path}" for path in ref.train]
+    found = _metrics(ref, how)
+    if found is None:
+        return [
+            "  ".join(parts),
+            f"  metrics: --metrics (reads all of {size(ref.bytes)})" if how.metrics is None else "",
+        ]
+    return ["  ".join(parts), *table(("metric", "value"), list(found.items()), indent="  ")]
+
+
+def _metrics(ref: DumpRef, how: How) -> dict[str, float] | None:
+    """Recomputed from all samples; None unless asked for, or the dump is small."""
+    if how.metrics is False or (how.metrics is None and ref.bytes > METRICS_BYTES):
+        return None
+    from rltop.evidence.dump_stats import DumpStats
+
+    found = DumpStats(is_eval=ref.is_eval)
+    with opened(ref) as dump:
+        for sample in dump.samples():
+            found.add(sample, dump.trained(sample))
+    return found.metrics()
+
+
+def _dump(ref: DumpRef, *, metrics: Mapping[str, float] | None) -> dict[str, Any]:
+    told = {
+        "path": str(ref.path),
+        "kind": ref.kind,
+        "rollout_id": ref.rollout_id,
+        "eval": ref.is_eval,
+        "bytes": ref.bytes,
+        "train": [str(path) for path in ref.train],
+    }
+    return told if metrics is None else {**told, "metrics": dict(metrics)}
+
+
+class _Texts:
+    """Texts of tokens, from the tokenizer beside a dump; read once per directory."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, TokenTexts | None] = {}
+
+    def of(self, ref: DumpRef) -> TokenTexts | None:
+        from rltop.evidence.token_text import TokenTexts
+
+        folder = str(ref.path.parent)
+        if folder not in self._found:
+            self._found[folder] = TokenTexts.beside(ref.path)
+        return self._found[folder]
+
+
+def _sample(one: Shown, how: How) -> dict[str, Any]:
+    """Every field of a sample under slime's names, `extra` fields beside them; the trainer's under `train`."""
+    told = {"dump": str(one.ref.path), **fields(one.sample)}
+    if one.trained is not None:
+        told["train"] = fields(one.trained)
+    return told
+
+
+def fields(sample: DumpSample) -> dict[str, Any]:
+    """A sample as JSON: fields that the dump lacks are left out."""
+    known = {
+        "at": sample.at,
+        "index": sample.index,
+        "group_index": sample.group_index,
+        "prompt": sample.messages if sample.messages is not None else sample.prompt,
+        "response": sample.response,
+        "tokens": sample.tokens,
+        "response_length": sample.response_length,
+        "label": sample.label,
+        "reward": sample.reward,
+        "status": sample.status,
+        "weight_versions": sample.weight_versions,
+        "rollout_log_probs": sample.rollout_log_probs,
+        "log_probs": sample.log_probs,
+        "ref_log_probs": sample.ref_log_probs,
+        "loss_mask": sample.loss_mask,
+        "metadata": sample.metadata,
+    }
+    found = {key: _plain(value) for key, value in known.items() if value is not None}
+    found |= {key: _plain(value) for key, value in sample.extra.items() if key not in found}
+    return {**found, "refused": list(sample.refused)} if sample.refused else found
+
+
+def _plain(value: Any) -> Any:
+    from rltop.evidence.dump_sample import DumpTensor, Refused
+
+    match value:
+        case DumpTensor():
+            told = {"tensor": value.dtype, "shape": list(value.shape)}
+            if math.prod(value.shape) <= MOST_VALUES:
+                told["values"] = list(value.values())
+            return told
+        case Refused():
+            return {"refused": value.name}
+        case Mapping():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            # Numbers need no look at each of them.
+            return value if value and isinstance(value[0], int | float) else [_plain(item) for item in value]
+        case _:
+            return value
