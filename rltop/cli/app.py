@@ -10,6 +10,7 @@ import typer
 
 from rltop.cli.dump import dump_app
 from rltop.cli.engine_app import engine_app
+from rltop.cli.weights import weights_app
 from rltop.errors import RltopError
 
 # Typer brings its own copy of click since 0.2x, and click itself before: take the class from what it exports.
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(engine_app)
 app.add_typer(dump_app)
+app.add_typer(weights_app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout (docs/cli.md has the schema).")]
 RemoteRltop = Annotated[

@@ -215,6 +215,11 @@ def checker_call(action: CheckerAction) -> Call:
     return Call("POST", "/weights_checker", {"action": action}, limit_bytes=CHECKSUMS_BYTES)
 
 
+def by_name_call(name: str, rows: int) -> Call:
+    """The first rows of a parameter, by the checkpoint's name; most of SGLang's models do not know how."""
+    return Call("POST", "/get_weights_by_name", {"name": name, "truncate_size": rows})
+
+
 def label_call(version: str) -> Call:
     """Call the weights served now by another name; nothing else changes."""
     return Call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})

@@ -27,6 +27,7 @@ from rltop.engines.calls import (
     T,
     WrongWeightVersion,
     abort_call,
+    by_name_call,
     checker_call,
     disk_call,
     generate_flow,
@@ -154,6 +155,10 @@ class EngineClient:
     def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """`/weights_checker`. Raises `EngineRefused` with the tensors' names when `compare` finds a difference."""
         return _object(self._json(checker_call(action)))
+
+    def weights_by_name(self, name: str, rows: int) -> Any:
+        """`/get_weights_by_name`: the first rows as nested lists, where the model's class can (Llama, not Qwen3)."""
+        return self._json(by_name_call(name, rows))
 
     def set_weight_version(self, version: str) -> None:
         """`/update_weight_version`: another label for the weights that are served now."""
@@ -283,6 +288,10 @@ class AsyncEngineClient:
     async def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """See `EngineClient.weights_checker`."""
         return _object(await self._json(checker_call(action)))
+
+    async def weights_by_name(self, name: str, rows: int) -> Any:
+        """See `EngineClient.weights_by_name`."""
+        return await self._json(by_name_call(name, rows))
 
     async def set_weight_version(self, version: str) -> None:
         """See `EngineClient.set_weight_version`."""

@@ -8,6 +8,7 @@ before, the random numbers of `reset_tensors`. Of fused parameters each part is 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,6 +98,8 @@ class Expected:
     hash: HashKind = "cpu"
     dtype: str = ""
     """What the engine casts to; empty: as stored."""
+    also: tuple[str, ...] = ()
+    """What it may cast single parameters to instead: some stay in fp32."""
     _digests: dict[str, str] = field(default_factory=dict)
 
     def digest(self, name: str) -> str:
@@ -109,6 +112,19 @@ class Expected:
         """The same from other tensors."""
         return HASHES[self.hash](chunks(self.recipes[name], get, self.dtype))
 
+    def explains(self, name: str, found: str) -> bool:
+        """Whether the engine's digest of a parameter is right."""
+        return self.digest(name) == found or any(
+            HASHES[self.hash](chunks(self.recipes[name], self.get, dtype)) == found
+            for dtype in self.also
+            if self._castable(name, dtype)
+        )
+
+    def _castable(self, name: str, dtype: str) -> bool:
+        """It is another type than the usual one gives."""
+        now = {self.get(source).dtype for source in self.recipes[name].sources}
+        return now <= {"F32", "F16", "BF16"} and ({dtype} if dtype else now) != ({self.dtype} if self.dtype else now)
+
     def digests(self) -> dict[str, str]:
         """Of all."""
         return {name: self.digest(name) for name in self.recipes}
@@ -117,6 +133,17 @@ class Expected:
         """Of a parameter of this size that is all zero."""
         size = sum(len(chunk) for chunk in chunks(self.recipes[name], self.get, self.dtype))
         return HASHES[self.hash](zeros(size))
+
+    def owner_of(self, source: str, raw: Raw) -> str:
+        """The tensor of another layer, of the same kind, that has these bytes; empty: none has."""
+        family, layer = layer_of(source)
+        for recipe in self.recipes.values():
+            for name in recipe.sources:
+                if name != source and layer_of(name)[0] == family and layer_of(name)[1] != layer:
+                    other = self.get(name)
+                    if (other.dtype, other.shape) == (raw.dtype, raw.shape) and other.data == raw.data:
+                        return name
+        return ""
 
     def recognise(self, held: Mapping[str, str], *, dtypes: Sequence[str] = ("",), most: int = 16) -> None:
         """Find out how the engine hashes and what it casts to: whichever explains most of its small parameters.
@@ -172,7 +199,7 @@ def classify(
         findings += [Finding(source, "missing", engine, detail) for source in expected.recipes[name].sources]
     for name in sorted(held.keys() - expected.recipes.keys() - optional):
         findings.append(Finding(name, "extra", engine, "only the engine has a parameter of this name"))
-    wrong = [name for name in sorted(both) if expected.digest(name) != held[name]]
+    wrong = [name for name in sorted(both) if not expected.explains(name, held[name])]
     owners = _owners(expected) if wrong else {}
     for at, name in enumerate(wrong):
         whole = _whole(expected, name, held[name], owners, before)
@@ -203,13 +230,36 @@ def _whole(
         return [_finding(expected, name, "zero", "")]
     for old in before:
         if old.digests.get(name) == found:
-            return [_finding(expected, name, old.kind, old.detail.format(label=old.label))]
+            return _as_before(expected, name, old)
     others = owners.get(found, [])
     if others:
         family = layer_of(name)[0]
         other = next((one for one in others if layer_of(one)[0] == family), others[0])
         return [_finding(expected, name, "wrong-layer", f"holds what belongs to {other}")]
     return None
+
+
+def _as_before(expected: Expected, name: str, old: Before) -> list[Finding]:
+    """A parameter that is what it was before: tensor by tensor, and what is wrong with each, where that is at hand."""
+    plain = _finding(expected, name, old.kind, old.detail.format(label=old.label))
+    sources = expected.recipes[name].sources
+    found: list[Finding] = []
+    for source in sources if old.get is not None else ():
+        try:
+            raw = old.get(source) if old.get is not None else None
+            one = classify_values(source, expected.get(source), raw, belongs=expected.owner_of)
+        except (KeyError, RltopError):  # it has no such tensor, or numpy is missing
+            return [plain]
+        if one is None:
+            continue
+        if one.kind == "different":
+            one = replace(one, kind=old.kind, detail=plain.detail)
+        elif one.detail:
+            one = replace(one, detail=f"{one.detail}; {plain.detail}")
+        else:
+            one = replace(one, detail=plain.detail)
+        found.append(replace(one, parameter=name if len(sources) > 1 else ""))
+    return found or [plain]
 
 
 def _apart(expected: Expected, name: str, found: str, before: Sequence[Before]) -> list[Finding] | None:
@@ -248,7 +298,7 @@ def _suspects(expected: Expected, source: str, before: Sequence[Before]) -> Iter
 
 
 def classify_values(
-    name: str, should: Raw, found: Raw | None, *, belongs: Callable[[Raw], str] | None = None, old: bool = False
+    name: str, should: Raw, found: Raw | None, *, belongs: Callable[[str, Raw], str] | None = None, old: bool = False
 ) -> Finding | None:
     """One tensor of which both values are known; None: they are equal, bit for bit.
 
@@ -266,7 +316,7 @@ def classify_values(
         count = math.prod(found.shape)
         return Finding(name, "nan", detail=f"{bad} of {count} values are NaN or infinite", max_abs_err=math.nan)
     gap = max_abs_gap(should, found)
-    if owner := belongs(found) if belongs else "":
+    if owner := belongs(name, found) if belongs else "":
         return Finding(name, "wrong-layer", detail=f"holds what belongs to {owner}", max_abs_err=gap)
     if old:
         return Finding(name, "stale", detail="holds the version before", max_abs_err=gap)
@@ -294,11 +344,20 @@ UNEQUAL = "check tensor equality failed"
 def compared(message: str) -> dict[str, Told]:
     """Parameter -> what the message of a refused `compare` says of it."""
     found: dict[str, Told] = {}
-    for line in _LINE.finditer(message):
+    for line in _LINE.finditer(words_of(message)):
         actual = _ACTUAL.search(line["rest"])
         zero = actual is not None and _number(actual["low"]) == _number(actual["high"]) == 0.0
         found[line["name"]] = Told(_number(line["gap"]), zero)
     return found
+
+
+def words_of(message: str) -> str:
+    """The checker's own words, where a client hands on the whole body of its answer."""
+    try:
+        body = json.loads(message)
+    except ValueError:
+        return message
+    return str(body["message"]) if isinstance(body, dict) and "message" in body else message
 
 
 def _number(text: str) -> float:

@@ -25,26 +25,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rltop.engines.client import EngineClient, EngineRefused
-from rltop.engines.raw_tensors import FLOATS, Checkpoint, raw_of
+from rltop.engines.probe import lost_buffer, read_probe
+from rltop.engines.ranks import ranks_of
+from rltop.engines.raw_tensors import FLOATS, Checkpoint, Raw, raw_of
 from rltop.engines.weight_findings import (
-    ROTARY,
     UNEQUAL,
     Finding,
     classify_values,
     compared,
     in_order,
     with_told,
+    words_of,
 )
 from rltop.errors import RltopError
 from rltop.train.ports import EngineReply, SyncReport
-from rltop.train.sync import Engines, Truth, ranks_of, with_findings
+from rltop.train.sync import Engines, Truth, with_findings
 
 RESET = "reset_tensors"
 """What an engine's weights are called while they are random numbers."""
-PROBE_TOKENS = 48
-PROBE_GAP = 1e-3
-"""Largest gap of a log-prob, nats, between two readings of the same prompt from the same weights. In fp32 on a CPU they
-are equal bit for bit; bf16 on a GPU repeats itself too, for a prompt that is alone in its batch."""
 EXACT_GAP = 1e-2
 """The same between a trainer and an engine that both compute in fp32: 1e-5 was seen."""
 TRAINER_GAP = 0.5
@@ -125,7 +123,7 @@ def _concluded(name: str, client: EngineClient, reply: EngineReply, before: Prep
                 if parameter not in known:
                     findings.append(_only_told(name, parameter, word.max_abs_err))
         else:
-            note = f"its own compare cannot run here: {error.message}"
+            note = f"its own compare cannot run here: {words_of(error.message)}"
     if not findings and reply.same is not False:
         lost = lost_buffer(before.probe, read_probe(client, vocab_size))
         findings = [dataclasses.replace(lost, engine=name)] if lost else []
@@ -145,39 +143,6 @@ def _only_told(engine: str, parameter: str, gap: float) -> Finding:
 
 
 # ---------------------------------------------------------------------- buffers
-
-
-def probe_ids(vocab_size: int) -> list[int]:
-    """A prompt that is the same for every engine: tokens from all over the vocabulary, no two neighbours alike."""
-    return [(at * 7919 + 104729 * (at // 7)) % vocab_size for at in range(1, PROBE_TOKENS + 1)]
-
-
-def read_probe(client: EngineClient, vocab_size: int) -> tuple[float, ...]:
-    """Log-probs that the engine gives the probe's tokens, from the second one on; NaN where it gives none."""
-    payload = {
-        "input_ids": probe_ids(vocab_size),
-        "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
-    (answer,) = client.generate(payload)
-    triples = answer["meta_info"]["input_token_logprobs"][1:]
-    return tuple(math.nan if triple[0] is None else float(triple[0]) for triple in triples)
-
-
-def lost_buffer(before: Sequence[float], after: Sequence[float], *, limit: float = PROBE_GAP) -> Finding | None:
-    """What the probe says once all parameters are equal."""
-    gaps = [abs(now - then) for then, now in zip(before, after, strict=True)]
-    worst = max((gap if not math.isnan(gap) else math.inf for gap in gaps), default=0.0)
-    if worst <= limit:
-        return None
-    if gaps and gaps[0] <= limit:
-        where = "they agree at the first position, where every angle is 0, and differ from the second on"
-        name = ROTARY
-    else:
-        where, name = "at every position", "a buffer that the weights checker leaves out"
-    detail = f"all parameters are equal and log-probs of one prompt differ by up to {worst:.3g} nats: {where}"
-    return Finding(name, "buffer-lost", detail=detail)
 
 
 def compare_probes(
@@ -213,8 +178,7 @@ def against_source(truth: Truth, checkpoint: Path) -> list[Finding]:
             should = source.get(name)
             if should.dtype != raw.dtype and should.dtype in FLOATS:
                 should = should.cast(raw.dtype)
-            belongs = _belongs(source, raw.dtype, name)
-            if one := classify_values(name, should, raw, belongs=belongs):
+            if one := classify_values(name, should, raw, belongs=_belongs(source)):
                 findings.append(dataclasses.replace(one, engine="trainer"))
         held = truth.tensors.keys() | {"lm_head.weight"}
         unheld = [name for name in source.names() if name not in held and "rotary" not in name]
@@ -222,14 +186,13 @@ def against_source(truth: Truth, checkpoint: Path) -> list[Finding]:
     return in_order(findings)
 
 
-def _belongs(source: Checkpoint, dtype: str, name: str) -> Callable[..., str]:
+def _belongs(source: Checkpoint) -> Callable[[str, Raw], str]:
     """Whose a tensor is: looked for among those of its shape, when it is known to be wrong."""
 
-    def look(found: object) -> str:
-        data = getattr(found, "data", b"")
+    def look(name: str, found: Raw) -> str:
         for other in source.names():
-            alike = source.shape(other) == source.shape(name) and source.dtype(other) in FLOATS
-            if other != name and alike and source.get(other).cast(dtype).data == data:
+            alike = source.shape(other) == found.shape and source.dtype(other) in FLOATS
+            if other != name and alike and source.get(other).cast(found.dtype).data == found.data:
                 return other
         return ""
 

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rltop.engines.client import EngineClient, EngineRefused, EngineUnreachable
 from rltop.engines.engine_layout import Shapes, Shard, is_fused
-from rltop.engines.raw_tensors import Raw, raw_of
+from rltop.engines.ranks import ranks_of
+from rltop.engines.raw_tensors import Raw, raw_of, sha_digest
 from rltop.engines.weight_findings import (
     Before,
     Expected,
@@ -261,24 +262,6 @@ def with_findings(reply: EngineReply, findings: Iterable[Finding]) -> EngineRepl
     )
 
 
-def ranks_of(answer: Mapping[str, Any]) -> list[tuple[Shard, dict[str, str]]]:
-    """Tensor parallel rank and digests of each rank of an engine; its pipeline stages are put together.
-
-    Of data parallel copies each is there. Raises nothing: what is no rank is left out.
-    """
-    found: dict[tuple[int, int, int], dict[str, str]] = {}
-    for rank in answer.get("ranks") or ():
-        if not isinstance(rank, dict) or not isinstance(rank.get("checksums"), dict):
-            continue
-        place = rank.get("parallelism_info")
-        if isinstance(place, list):  # 0.5.23: of the model, then of a draft model
-            place = place[0] if place else {}
-        place = place if isinstance(place, dict) else {}
-        key = (int(place.get("dp_rank") or 0), int(place.get("tp_rank") or 0), int(place.get("tp_size") or 1))
-        found.setdefault(key, {}).update(rank["checksums"])
-    return [(Shard(tp_rank, tp_size), held) for (_, tp_rank, tp_size), held in sorted(found.items())]
-
-
 # ---------------------------------------------------------------------- naming what is wrong
 
 
@@ -298,7 +281,7 @@ def pushed_values(truth: Truth, suspects: Suspects) -> dict[str, Finding]:
             name,
             raw_of(tensor),
             raw,
-            belongs=lambda _, digest=digest: next(iter(owners.get(digest, ())), ""),  # type: ignore[misc]
+            belongs=lambda _, __, digest=digest: next(iter(owners.get(digest, ())), ""),  # type: ignore[misc]
             old=suspects.memory.digests.get(name) == digest,
         )
         wanted = suspects.shapes.get(name)
@@ -310,8 +293,6 @@ def pushed_values(truth: Truth, suspects: Suspects) -> dict[str, Finding]:
 
 
 def _digest(raw: Raw) -> str:
-    from rltop.engines.raw_tensors import sha_digest
-
     return sha_digest([raw.data])
 
 

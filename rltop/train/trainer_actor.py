@@ -304,8 +304,8 @@ class TrainActor:
 
         Every rank takes part; rank 0 gets the values.
         """
+        from rltop.engines.probe import probe_ids
         from rltop.train.megatron.batching import TokenSample
-        from rltop.train.proof import probe_ids
 
         if self._config.rollout_temperature != 1.0 or self._config.offloads_train:
             return ()

@@ -13,12 +13,13 @@ import torch
 
 from rltop.daemon.live_checks import LiveChecks
 from rltop.engines.client import EngineClient
+from rltop.engines.probe import lost_buffer, read_probe
 from rltop.errors import RltopError
 from rltop.protocol.messages import Record, Source
 from rltop.train.arguments import TrainConfig, parse_args
 from rltop.train.cpu_engine.server import make_app
 from rltop.train.ports import BASE_VERSION, EngineFacts, EngineReply, SyncReport
-from rltop.train.proof import RESET, lost_buffer, prepare, read_probe
+from rltop.train.proof import RESET, prepare
 from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 from rltop.train.trainer_actor import TrainActor
 from tests.engines.conftest import Blocking, running

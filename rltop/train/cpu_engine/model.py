@@ -15,7 +15,7 @@ reductions are grouped by their length, so this module keeps both constant for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -264,6 +264,14 @@ class Qwen3:
         key = _rms_norm(key.reshape(tokens, -1, config.head_dim), layer.k_norm, config.rms_norm_eps)
         cos, sin = cos[:, None], sin[:, None]
         return _turn(query, cos, sin), _turn(key, cos, sin), value.reshape(tokens, -1, config.head_dim)
+
+
+def score(config: ModelConfig, tensors: Mapping[str, Tensor], ids: Sequence[int]) -> list[float]:
+    """Log-probs of the tokens, nats, from the second one on; `tensors` under Hugging Face names, fp32."""
+    with torch.inference_mode():
+        (prefill,) = Qwen3(config, len(ids)).prefill(pack_weights(config, tensors), torch.tensor([list(ids)]))
+        chances = prefill.logits[:-1].log_softmax(-1)
+        return [float(chances[at, token]) for at, token in enumerate(ids[1:])]
 
 
 def _product(samples: Tensor, weight: Tensor) -> Tensor:
