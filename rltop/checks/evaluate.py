@@ -103,7 +103,7 @@ def _run(entry: Entry, rule: Rule | None, obs: Observations, thresholds: Thresho
 def _unless_absent(obs: Observations, verdict: Verdict) -> Verdict:
     """A side that was not started has passed nothing."""
     area = verdict.id.partition(".")[0]
-    why = NO_ENGINE if obs.mode == "train-only" and area == "engine" else ""
+    why = NO_ENGINE if obs.mode == "train-only" and area in ("engine", "weights") else ""
     why = NO_TRAINER if obs.mode == "rollout-only" and area in ("train", "kl", "logprob") else why
     if verdict.status != "pass" or verdict.evidence or not why:
         return verdict

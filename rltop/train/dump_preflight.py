@@ -16,7 +16,7 @@ from pathlib import Path
 from rltop.errors import RltopError
 from rltop.evidence.dump_file import DumpFile
 from rltop.train.arguments import TrainConfig
-from rltop.train.load_dump import FLAG, Expected, check_text, dump_path, expected_of, foreign, usable
+from rltop.train.load_dump import FLAG, LOADABLE, Expected, check_text, dump_path, expected_of, foreign, usable
 from rltop.train.resume import find_checkpoint
 from rltop.train.sample import Sample
 
@@ -50,9 +50,10 @@ def judge(path: Path, expected: Expected) -> tuple[Sample, ...]:
     """The samples that a rollout would train on, read without torch. Raises RltopError."""
     try:
         with DumpFile.open(path) as dump:
+            samples = usable(path, dump.kind, dump, expected) if dump.kind in LOADABLE else ()
             if (refused := foreign(path, dump.foreign)) is not None:
                 raise refused
-            return usable(path, dump.kind, dump, expected)
+            return samples or usable(path, dump.kind, (), expected)
     except RltopError as error:
         if error.where == str(path):
             error.where = f"{FLAG} {path}"

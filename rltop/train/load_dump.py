@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +29,10 @@ from rltop.train.sample import Sample, Status
 
 FLAG = "--load-debug-rollout-data"
 SHARE = "--load-debug-rollout-data-subsample"
+LOADABLE: tuple[DumpKind, ...] = ("rollout", "samples")
+"""Kinds of dumps that hold samples to train on."""
 _WRONG_MODEL = "was it sampled from another model? --hf-checkpoint must be the one that the dump's engines served"
+_PLAIN_ONLY = "save plain lists and tensors in its samples; `rltop dump show` reads the rest without running anything"
 _UNUSABLE = ("multimodal_inputs", "multimodal_train_inputs")
 _TEXTS_TO_TRY = 8
 
@@ -95,7 +100,7 @@ def usable(path: Path, kind: DumpKind, entries: Iterable[DumpSample], expected: 
 
     entries: of the whole file, in its order.
     """
-    if kind not in ("rollout", "samples"):
+    if kind not in LOADABLE:
         raise not_rollouts(path, kind)
     found: list[Sample] = []
     trajectories: set[object] = set()
@@ -154,7 +159,8 @@ def _loaded(path: Path) -> Any:
     import torch  # heavy, and wanted only where samples are loaded
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's doubts about files of other writers
+            return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise RltopError("no such dump", where=f"{FLAG} {path}", why="there is no file") from error
     except pickle.UnpicklingError as error:
@@ -170,23 +176,43 @@ def _loaded(path: Path) -> Any:
 
 
 def _refused(path: Path, told: str) -> RltopError:
-    """A pickle that wants to import something."""
+    """A pickle that torch does not take: what in it, as far as rltop's own reader sees it. Nothing is run."""
     try:
         with DumpFile.open(path) as dump:
-            return foreign(path, dump.foreign) or RltopError("cannot read this dump", where=str(path), why=told[:200])
+            for entry in dump:
+                if entry.refused:
+                    return refused_part(path, entry)
+            if (error := foreign(path, dump.foreign)) is not None:
+                return error
     except RltopError as error:
         return error
+    name = re.search(r"GLOBAL ([\w.]+)", told)
+    wanted = name[1] if name else "something that is neither plain values nor tensors"
+    return _more_than_data(path, wanted)
+
+
+def refused_part(path: Path, entry: DumpSample) -> RltopError:
+    """The error of a sample with a part that wants to import something."""
+    name, _, wanted = entry.refused[0].partition(": ")
+    return RltopError(
+        "a sample holds more than data",
+        where=f"{path}: samples[{entry.at}].{name}",
+        why=f"it wants {wanted}: loading that would run code of whoever wrote the file",
+        do=_PLAIN_ONLY,
+    )
 
 
 def foreign(path: Path, names: Sequence[str]) -> RltopError | None:
     """The error of a dump that holds more than plain values and tensors; None where it does not."""
-    if not names:
-        return None
+    return _more_than_data(path, ", ".join(names[:3])) if names else None
+
+
+def _more_than_data(path: Path, wanted: str) -> RltopError:
     return RltopError(
         "the dump holds more than data",
         where=f"{FLAG} {path}",
-        why=f"it wants {', '.join(names[:3])}: loading that would run code of whoever wrote the file",
-        do="save plain lists and tensors in its samples; `rltop dump show` reads the rest without running anything",
+        why=f"it wants {wanted}: loading that would run code of whoever wrote the file",
+        do=_PLAIN_ONLY,
     )
 
 
@@ -211,8 +237,8 @@ def _sample(path: Path, entry: DumpSample, expected: Expected) -> Sample:
     def wrong(name: str, why: str, do: str = "") -> RltopError:
         return RltopError("a sample cannot be trained on", where=f"{path}: samples[{entry.at}].{name}", why=why, do=do)
 
-    for name in entry.refused:
-        raise wrong(name.partition(":")[0], f"it wants {name.partition(': ')[2]}, which is code and was not loaded")
+    if entry.refused:
+        raise refused_part(path, entry)
     for name in _UNUSABLE:
         if entry.extra.get(name):
             raise wrong(name, "this trainer takes text only")

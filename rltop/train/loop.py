@@ -404,7 +404,7 @@ def version_for(rollout_id: int) -> str:
 
 def stand_ins(config: TrainConfig) -> list[str]:
     """Parts of this run that stand in for the real thing, in words for people."""
-    return [CPU_ENGINE_STAND_IN] if config.engine == "cpu" else []
+    return [CPU_ENGINE_STAND_IN] if config.engine == "cpu" and config.engine_count else []
 
 
 def _named(values: Mapping[str, float], batch: int) -> dict[str, float]:
