@@ -1,8 +1,8 @@
 """What can be seen of the dumps of a train-only run before anything heavy starts: holes, cut files, other models.
 
-Needs no torch (but to know rltop's tiny model): `rltop.evidence.dump_file` reads the samples. The first dump is judged
-whole, the others as long as they are small; what is not looked at here is judged by the same rules when its rollout
-comes (`rltop.train.load_dump`).
+Needs no torch (but to know rltop's tiny model): `rltop.evidence.dump_file` reads the samples, one by one. Small dumps
+are judged whole, of a large first one the first samples; what is not looked at here is judged by the same rules when
+its rollout comes (`rltop.train.load_dump`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 from rltop.errors import RltopError
 from rltop.evidence.dump_file import DumpFile
 from rltop.train.arguments import TrainConfig
-from rltop.train.load_dump import FLAG, LOADABLE, Expected, check_text, dump_path, expected_of, foreign, usable
+from rltop.train.load_dump import FLAG, LOADABLE, Expected, check_text, dump_path, examine, expected_of, foreign
 from rltop.train.resume import find_checkpoint
 from rltop.train.sample import Sample
 
 MOST_BYTES = 64 << 20
-"""Of all dumps that are read here, the first one apart."""
+"""Of all dumps that are read here to the end."""
+FIRST_SAMPLES = 2_000
+"""Of a first dump that is larger."""
 _LISTED = 8
 
 
@@ -39,21 +41,22 @@ def check_dumps(config: TrainConfig) -> None:
     expected, left = _expected(config), MOST_BYTES
     for at, path in enumerate(paths):
         size = path.stat().st_size
-        if at == 0:
-            _check_reads(config, path, judge(path, expected))
-        elif size <= left:
-            judge(path, expected)
-            left -= size
+        whole = size <= left
+        if at == 0 or whole:
+            samples = judge(path, expected, most=None if whole else FIRST_SAMPLES)
+            left -= size if whole else 0
+            if at == 0:
+                _check_reads(config, path, samples)
 
 
-def judge(path: Path, expected: Expected) -> tuple[Sample, ...]:
-    """The samples that a rollout would train on, read without torch. Raises RltopError."""
+def judge(path: Path, expected: Expected, *, most: int | None = None) -> list[Sample]:
+    """Read a dump without torch, and at most so many samples; returns the first few. Raises RltopError."""
     try:
         with DumpFile.open(path) as dump:
-            samples = usable(path, dump.kind, dump, expected) if dump.kind in LOADABLE else ()
+            samples = examine(path, dump.kind, dump, expected, most=most) if dump.kind in LOADABLE else []
             if (refused := foreign(path, dump.foreign)) is not None:
                 raise refused
-            return samples or usable(path, dump.kind, (), expected)
+            return samples or examine(path, dump.kind, (), expected)
     except RltopError as error:
         if error.where == str(path):
             error.where = f"{FLAG} {path}"

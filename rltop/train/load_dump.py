@@ -12,11 +12,12 @@ would change what is trained (images, several training samples of one trajectory
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -100,26 +101,44 @@ def usable(path: Path, kind: DumpKind, entries: Iterable[DumpSample], expected: 
 
     entries: of the whole file, in its order.
     """
+    found = list(_checked(path, kind, entries, expected))
+    first, last = _check_counts(path, [sample.group_index for sample in found], expected)
+    kept = [*found[:first], *found[len(found) - last :]]
+    groups = {group: at for at, group in enumerate(dict.fromkeys(sample.group_index for sample in kept))}
+    return tuple(replace(sample, index=at, group_index=groups[sample.group_index]) for at, sample in enumerate(kept))
+
+
+def examine(
+    path: Path, kind: DumpKind, entries: Iterable[DumpSample], expected: Expected, *, most: int | None = None
+) -> list[Sample]:
+    """As `usable`, but of a large dump nothing is kept: returns the first few samples, to look at their text.
+
+    most: samples that are looked at; with it, and more samples, their number is not judged.
+    """
+    first: list[Sample] = []
+    groups: list[int] = []
+    for sample in _checked(path, kind, entries, expected):
+        groups.append(sample.group_index)
+        if len(first) < _TEXTS_TO_TRY:
+            first.append(sample)
+        if most is not None and len(groups) >= most:
+            return first
+    _check_counts(path, groups, expected)
+    return first
+
+
+def _checked(path: Path, kind: DumpKind, entries: Iterable[DumpSample], expected: Expected) -> Iterator[Sample]:
     if kind not in LOADABLE:
         raise not_rollouts(path, kind)
-    found: list[Sample] = []
     trajectories: set[object] = set()
     for entry in entries:
-        found.append(_sample(path, entry, expected))
+        yield _sample(path, entry, expected)
         trajectory = entry.extra.get("rollout_id") if kind == "rollout" else None
         if trajectory is not None and trajectory in trajectories:
+            where = f"{path}: samples[{entry.at}].rollout_id"
             why = f"{trajectory}, as another sample: slime counts them as one, this trainer would as two"
-            raise RltopError(
-                "several samples of one trajectory", where=f"{path}: samples[{entry.at}].rollout_id", why=why
-            )
+            raise RltopError("several samples of one trajectory", where=where, why=why)
         trajectories.add(trajectory)
-    if not found:
-        raise _wrong(path, "there are no samples in it", "a dump of a rollout")
-    _check_groups(path, found, expected.group_size)
-    kept = found if expected.share is None else _subsample(path, found, expected.share, expected.group_size)
-    _check_steps(path, len(kept), expected)
-    groups = {group: at for at, group in enumerate(dict.fromkeys(sample.group_index for sample in kept))}
-    return tuple(_renumbered(sample, at, groups[sample.group_index]) for at, sample in enumerate(kept))
 
 
 def not_rollouts(path: Path, kind: str) -> RltopError:
@@ -296,21 +315,28 @@ def _reward(entry: DumpSample, key: str | None, wrong: Callable[..., RltopError]
     return float(reward)
 
 
-def _check_groups(path: Path, samples: Sequence[Sample], size: int) -> None:
+def _check_counts(path: Path, groups: Sequence[int], expected: Expected) -> tuple[int, int]:
+    """How many samples are kept from the start and from the end. groups: of all samples, in their order."""
+    if not groups:
+        raise _wrong(path, "there are no samples in it", "a dump of a rollout")
+    _check_groups(path, groups, expected.group_size)
+    first, last = len(groups), 0
+    if expected.share is not None:
+        first, last = _subsample(path, len(groups), expected.share, expected.group_size)
+    _check_steps(path, first + last, expected)
+    return first, last
+
+
+def _check_groups(path: Path, groups: Sequence[int], size: int) -> None:
     """Groups are whole and neighbours, as the advantages take them."""
-    if len(samples) % size:
+    if len(groups) % size:
         raise _wrong(
             path,
-            f"{len(samples)} samples are no whole groups of --n-samples-per-prompt {size}",
+            f"{len(groups)} samples are no whole groups of --n-samples-per-prompt {size}",
             "the number of responses per prompt of the run that wrote it",
         )
-    runs: list[list[int]] = []
-    for sample in samples:
-        if runs and runs[-1][0] == sample.group_index:
-            runs[-1][1] += 1
-        else:
-            runs.append([sample.group_index, 1])
-    if len({group for group, _ in runs}) == 1 and runs[0][0] == -1:
+    runs = [(group, sum(1 for _ in members)) for group, members in itertools.groupby(groups)]
+    if runs == [(-1, len(groups))]:
         return  # no group is named: neighbours it is, as in slime
     odd = next((run for run in runs if run[1] != size), None)
     if odd is not None or len({group for group, _ in runs}) != len(runs):
@@ -322,9 +348,8 @@ def _check_groups(path: Path, samples: Sequence[Sample], size: int) -> None:
         )
 
 
-def _subsample(path: Path, samples: Sequence[Sample], share: float, size: int) -> list[Sample]:
+def _subsample(path: Path, total: int, share: float, size: int) -> tuple[int, int]:
     """slime's choice: int(n * share) samples, of which the smaller half from the start, the rest from the end."""
-    total = len(samples)
     count = int(total * share)
     first, last = count // 2, count - count // 2
     if count == 0 or first % size or last % size:
@@ -342,7 +367,7 @@ def _subsample(path: Path, samples: Sequence[Sample], share: float, size: int) -
             why=f"{path}: {why}",
             do=f"{SHARE} {near:.6g}" if near < 1 else f"leave out {SHARE}",
         )
-    return [*samples[:first], *samples[total - last :]]
+    return first, last
 
 
 def _check_steps(path: Path, count: int, expected: Expected) -> None:
@@ -360,10 +385,6 @@ def _check_steps(path: Path, count: int, expected: Expected) -> None:
             f"{step} samples per step / {expected.replicas} data parallel ranks leaves {step % expected.replicas} over",
             f"a --global-batch-size that is a multiple of {expected.replicas}",
         )
-
-
-def _renumbered(sample: Sample, at: int, group: int) -> Sample:
-    return replace(sample, index=at, group_index=group)
 
 
 def _squeezed(text: str) -> str:

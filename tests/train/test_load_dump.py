@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from rltop.errors import RltopError
+from rltop.evidence.dump_file import DumpFile
 from rltop.train.arguments import parse_args
 from rltop.train.dump_preflight import check_dumps, judge
-from rltop.train.load_dump import Expected, check_text, load_rollout
+from rltop.train.load_dump import Expected, check_text, load_rollout, usable
 from rltop.train.tiny_model import make_tiny_model
 
 EXPECTED = Expected(group_size=2, step_size=4, vocab_size=100, max_positions=64)
@@ -54,11 +55,20 @@ def save(path: Path, samples: Any, **more: Any) -> Path:
     return path
 
 
+def without_torch(path: Path, expected: Expected) -> Any:
+    """The judgement beforehand, and the same reader's samples."""
+    first = judge(path, expected)
+    with DumpFile.open(path) as dump:
+        samples = usable(path, dump.kind, dump, expected)
+    assert [one.tokens for one in first] == [one.tokens for one in samples[:8]]
+    return samples
+
+
 def with_torch(path: Path, expected: Expected) -> Any:
     return load_rollout(str(path), 0, expected)
 
 
-BOTH = pytest.mark.parametrize("load", [with_torch, judge], ids=["torch", "no torch"])
+BOTH = pytest.mark.parametrize("load", [with_torch, without_torch], ids=["torch", "no torch"])
 Load = Callable[[Path, Expected], Any]
 
 
@@ -299,3 +309,10 @@ def test_the_tiny_models_vocabulary_and_a_checkpoints_are_known_beforehand(tmp_p
 def test_one_file_serves_every_rollout(tmp_path: Path) -> None:
     path = save(tmp_path / "7.pt", entries())
     check_dumps(parse_args(["--load-debug-rollout-data", str(path), *SHAPE, "--num-rollout", "100"]))
+
+
+def test_of_a_large_dump_the_first_samples_are_judged(tmp_path: Path) -> None:
+    path = save(tmp_path / "0.pt", entries(reward=None))
+    assert len(judge(path, EXPECTED, most=2)) == 2
+    with pytest.raises(RltopError, match="cannot be trained on"):
+        judge(path, EXPECTED, most=3)
