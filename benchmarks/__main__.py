@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import attach, reporter, restart, text
+from benchmarks import attach, dump, reporter, restart, text
 from benchmarks import bytes as painted
 
 Rows = list[tuple[str, str, str]]
@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def again() -> None:
         print(table("Restart of an engine (CPU stand-in)", restart.rows(4 if quick else 10)))
 
-    return max([_try(paint), _try(first), _try(report), _try(judge), _try(again)])
+    def look() -> None:
+        print(table("A large dump without torch", dump.rows(200 if quick else 2_000)))
+
+    return max([_try(paint), _try(first), _try(report), _try(judge), _try(again), _try(look)])
 
 
 def _try(benchmark: Callable[[], None]) -> int:
