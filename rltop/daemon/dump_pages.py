@@ -42,8 +42,20 @@ LISTED_S = 2.0
 """So long a list of the dumps is good."""
 _LEN = struct.Struct(">I")
 
-Question = tuple[list[str], list[str], DumpPageQuery | None]
-"""(patterns of rollout dumps, of train dumps, the page that is wanted: None for the list)."""
+
+class Places(msgspec.Struct, frozen=True):
+    """Where a run's dumps lie, and what reads its tokens."""
+
+    rollouts: list[str]
+    """Patterns of rollout dumps."""
+    trains: list[str]
+    """Patterns of train dumps."""
+    checkpoints: list[str] = []
+    """Directories with a `tokenizer.json`."""
+
+
+Question = tuple[Places, DumpPageQuery | None]
+"""(where, the page that is wanted: None for the list)."""
 
 
 def run_args(table: StateTable) -> Mapping[str, Any]:
@@ -53,8 +65,8 @@ def run_args(table: StateTable) -> Mapping[str, Any]:
     return args if isinstance(args, Mapping) else {}
 
 
-def patterns(args: Mapping[str, Any], run_dir: Path, cwd: Path) -> tuple[list[str], list[str]]:
-    """Where a run's dumps lie: (of rollouts, of training), from the arguments of its record `run`.
+def places(args: Mapping[str, Any], run_dir: Path, cwd: Path) -> Places:
+    """Where a run's dumps lie, from the arguments of its record `run`.
 
     cwd: what relative paths are relative to.
     """
@@ -68,7 +80,8 @@ def patterns(args: Mapping[str, Any], run_dir: Path, cwd: Path) -> tuple[list[st
     for folder in named("dump_details"):
         rollouts.append(f"{folder}/rollout_data/{{rollout_id}}.pt")
         trains.append(f"{folder}/train_data/{{rollout_id}}.pt")
-    return [*dict.fromkeys([*rollouts, str(run_dir / "dumps")])], [*dict.fromkeys(trains)]
+    rollouts.append(str(run_dir / "dumps"))
+    return Places([*dict.fromkeys(rollouts)], [*dict.fromkeys(trains)], named("hf_checkpoint"))
 
 
 class DumpReader:
@@ -115,11 +128,11 @@ class DumpReader:
         try:
             async with asyncio.timeout(self._answer_s):
                 cwd = await asyncio.to_thread(_started_in, self._run_dir)
-                rollouts, trains = patterns(self._args(), self._run_dir, cwd)
+                where = places(self._args(), self._run_dir, cwd)
                 child = await self._running()
                 assert child.stdin is not None
                 assert child.stdout is not None
-                question = msgspec.msgpack.encode((rollouts, trains, query))
+                question = msgspec.msgpack.encode((where, query))
                 child.stdin.write(_LEN.pack(len(question)) + question)
                 await child.stdin.drain()
                 (size,) = _LEN.unpack(await child.stdout.readexactly(_LEN.size))
@@ -200,14 +213,15 @@ class Child:
     def __init__(self, pages: DumpPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
         self._refs: list[DumpRef] = []
-        self._of: tuple[list[str], list[str]] | None = None
+        self._of: Places | None = None
         self._at = 0.0
 
-    def answer(self, rollouts: list[str], trains: list[str], query: DumpPageQuery | None) -> bytes:
+    def answer(self, where: Places, query: DumpPageQuery | None) -> bytes:
         """The encoded answer."""
+        self._pages.checkpoints = [Path(one) for one in where.checkpoints]
         if query is None:
-            return msgspec.msgpack.encode(listed(self._known(rollouts, trains, ""), [*rollouts, *trains]))
-        ref = next((one for one in self._known(rollouts, trains, query.path) if str(one.path) == query.path), None)
+            return msgspec.msgpack.encode(listed(self._known(where, ""), [*where.rollouts, *where.trains]))
+        ref = next((one for one in self._known(where, query.path) if str(one.path) == query.path), None)
         if ref is None:
             why = "it is not one of this run's dumps"
             return msgspec.msgpack.encode(DumpPageAnswer(query.path, why=why))
@@ -217,12 +231,12 @@ class Child:
             return msgspec.msgpack.encode(DumpPageAnswer(query.path, why=why))
         return encoded
 
-    def _known(self, rollouts: list[str], trains: list[str], path: str) -> list[DumpRef]:
+    def _known(self, where: Places, path: str) -> list[DumpRef]:
         """The run's dumps. Of a path that was among them the last time the list is not made again."""
-        same = self._of == (rollouts, trains)
+        same = self._of == where
         fresh = same and self._clock() - self._at < LISTED_S
         if not fresh and not (same and any(str(one.path) == path for one in self._refs)):
-            self._refs, self._of = known_dumps(rollouts, trains), (rollouts, trains)
+            self._refs, self._of = known_dumps(where.rollouts, where.trains), where
             self._at = self._clock()
         return self._refs
 
@@ -262,8 +276,8 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
     child = Child(DumpPages())
     while head := source.read(_LEN.size):
         (size,) = _LEN.unpack(head)
-        rollouts, trains, query = msgspec.msgpack.decode(source.read(size), type=Question)
-        answer = child.answer(rollouts, trains, query)
+        where, query = msgspec.msgpack.decode(source.read(size), type=Question)
+        answer = child.answer(where, query)
         sink.write(_LEN.pack(len(answer)) + answer)
         sink.flush()
 

@@ -32,6 +32,7 @@ BUDGET_S = 0.25
 MOST_ROWS = 1_000
 MOST_OPEN = 4
 MOST_LISTS = 8
+MOST_TOKENIZERS = 8
 MOST_LINES = 20_000
 """Lines of one file that are kept."""
 MOST_GROUP = 4_096
@@ -70,6 +71,9 @@ class DumpPages:
     def __init__(self, *, budget_s: float = BUDGET_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._budget_s, self._clock = budget_s, clock
         self._open: dict[Path, _Opened] = {}
+        self._texts: dict[Path, TokenTexts | None] = {}
+        self.checkpoints: Sequence[Path] = ()
+        """Directories with a `tokenizer.json`, for dumps that have none beside them."""
 
     def answer(self, ref: DumpRef, query: DumpPageQuery) -> DumpPageAnswer:
         """Work on the query for the budget."""
@@ -97,9 +101,23 @@ class DumpPages:
             held = None
         while len(self._open) >= MOST_OPEN:
             self._forget(next(iter(self._open)))
-        held = held or _Opened(ref, stamp)
+        held = held or _Opened(ref, stamp, self._tokenizer)
         self._open[ref.path] = held  # the newest is the last
         return held
+
+    def _tokenizer(self, path: Path) -> TokenTexts | None:
+        """`tokenizer/tokenizer.json` beside the dump or, as `--dump-details` writes it, one directory up; else one of
+        the checkpoints."""
+        folders = [folder / "tokenizer" for folder in (path.parent, path.parent.parent)]
+        for folder in (*folders, *self.checkpoints):
+            file = folder / "tokenizer.json"
+            if file not in self._texts:
+                while len(self._texts) >= MOST_TOKENIZERS:
+                    del self._texts[next(iter(self._texts))]
+                self._texts[file] = TokenTexts.read(file)
+            if (found := self._texts[file]) is not None:
+                return found
+        return None
 
     def _forget(self, path: Path) -> None:
         if (held := self._open.pop(path, None)) is not None:
@@ -109,16 +127,16 @@ class DumpPages:
 class _Opened:
     """One dump, the train dumps beside it, and the lists that were made of it."""
 
-    def __init__(self, ref: DumpRef, stamp: tuple[int, int, int]) -> None:
-        self.ref, self.stamp = ref, stamp
+    def __init__(
+        self, ref: DumpRef, stamp: tuple[int, int, int], tokenizer: Callable[[Path], TokenTexts | None]
+    ) -> None:
+        self.ref, self.stamp, self._tokenizer = ref, stamp, tokenizer
         self._stack = ExitStack()
         self.file = self._stack.enter_context(DumpFile.open(ref.path))
         self._trained = Trained(self._stack, ref.train)
         self._lists: dict[tuple[str, str, int], _List] = {}
         self._lines: dict[int, Line] = {}
         self._search: tuple[DumpPageQuery, int] | None = None
-        self._texts: TokenTexts | None = None
-        self._looked = False
         self._stats: DumpStats | None = None
         self._counted = 0
 
@@ -250,10 +268,8 @@ class _Opened:
         if not rows.reach(self, query.start + 1, spent):
             return self._answer(query, rows, done=rows.done)
         sample = self.file.sample(rows.at(query.start))
-        if not self._looked:
-            self._looked, self._texts = True, TokenTexts.beside(self.ref.path)
         rewards = [line.reward for line in (self.line(at) for at in self._group(sample.at)) if line.reward is not None]
-        told = whole(sample, self._trained.sample(sample.at, sample.index), rewards, self._texts)
+        told = whole(sample, self._trained.sample(sample.at, sample.index), rewards, self._tokenizer(self.ref.path))
         return DumpPageAnswer(
             query.path,
             start=query.start,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rltop.errors import RltopError
@@ -35,10 +36,11 @@ class DumpSource(Protocol):
 class LocalDumps:
     """Files of this machine, read in one thread beside the screen."""
 
-    def __init__(self, refs: Sequence[DumpRef]) -> None:
+    def __init__(self, refs: Sequence[DumpRef], tokenizer: Path | None = None) -> None:
         self._refs = list(refs)
         self._by_path = {str(ref.path): ref for ref in refs}
         self._pages = DumpPages()
+        self._pages.checkpoints = () if tokenizer is None else (tokenizer,)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rltop-dump")
 
     async def list(self) -> DumpsAnswer:

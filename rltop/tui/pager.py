@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import App
@@ -37,7 +38,14 @@ class PagerApp(App[int], inherit_bindings=False):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "interrupt", show=False, priority=True)]
 
-    def __init__(self, dumps: Sequence[DumpRef], *, ascii_only: bool = False, source: DumpSource | None = None) -> None:
+    def __init__(
+        self,
+        dumps: Sequence[DumpRef],
+        *,
+        ascii_only: bool = False,
+        tokenizer: Path | None = None,
+        source: DumpSource | None = None,
+    ) -> None:
         no_color = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if no_color else None)
         self.animation_level = "none"
@@ -46,7 +54,7 @@ class PagerApp(App[int], inherit_bindings=False):
         self.theme = "ansi-dark" if no_color else DARK.name
         self._glyphs = ASCII if ascii_only else UNICODE
         self.front = DumpScreen(
-            source or LocalDumps(dumps), Palette(self.current_theme), self._glyphs, self.perform, alone=True
+            source or LocalDumps(dumps, tokenizer), Palette(self.current_theme), self._glyphs, self.perform, alone=True
         )
 
     def get_default_screen(self) -> Screen[None]:

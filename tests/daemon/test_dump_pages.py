@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from rltop.client import local_client
-from rltop.daemon.dump_pages import DumpReader, known_dumps, patterns
+from rltop.daemon.dump_pages import DumpReader, Places, known_dumps, places
 from rltop.evidence.dump_pages import listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
 from tests.daemon.util import Producer, Viewer, real_daemon, wait_for
@@ -24,14 +24,15 @@ from tests.evidence import dump_files
 
 def test_where_a_run_has_its_dumps(tmp_path: Path) -> None:
     run, cwd = tmp_path / "run", tmp_path / "cwd"
-    assert patterns({}, run, cwd) == ([f"{run}/dumps"], [])
+    assert places({}, run, cwd) == Places([f"{run}/dumps"], [])
     args = {"save_debug_rollout_data": "d/{rollout_id}.pt", "dump_details": "/x", "load_debug_rollout_data": None}
-    assert patterns(args, run, cwd) == (
+    assert places(args | {"hf_checkpoint": "~/m"}, run, cwd) == Places(
         [f"{cwd}/d/{{rollout_id}}.pt", "/x/rollout_data/{rollout_id}.pt", f"{run}/dumps"],
         ["/x/train_data/{rollout_id}.pt"],
+        [str(Path("~/m").expanduser())],
     )
     hostile = {"save_debug_rollout_data": 3, "dump_details": ["x"], "save_debug_train_data": "  "}
-    assert patterns(hostile, run, cwd) == ([f"{run}/dumps"], [])
+    assert places(hostile, run, cwd) == Places([f"{run}/dumps"], [])
 
 
 def test_dumps_are_listed_by_rollout_with_their_train_dumps_and_holes(tmp_path: Path) -> None:

@@ -184,6 +184,14 @@ def test_a_tokenizer_beside_the_dump_names_the_tokens(pages: DumpPages, tmp_path
         ["h", "i", " the", "\n", "", "\u00e9", "<|end|>"],
         str(file),
     )
+    file.rename(tmp_path / "tokenizer.json")
+    pages.checkpoints = [tmp_path]
+    path = dump_files.save(
+        tmp_path / "else" / "rollout_data" / "1.pt",
+        {"samples": [dump_files.sample(0, response="hi", tokens=[0, 1], response_length=2)]},
+    )
+    assert ask(pages, path, want="whole").samples[0]["texts"] == ["h", "i"], "of the checkpoint"
+    (tmp_path / "tokenizer.json").rename(file)
     assert texts("2", [0, 1, 2], "something else")[1].endswith("does not give this response")
     assert texts("3", [0, 77], "hi there")[1].endswith("lacks some of its tokens")
 

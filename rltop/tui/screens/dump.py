@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
@@ -26,7 +27,7 @@ from rltop.tui.keymap import Context, find, hints, works
 from rltop.tui.keytable import KEYS
 from rltop.tui.layout import LEAST, fits
 from rltop.tui.rows import Row, Span, split
-from rltop.tui.text import clean, fit_middle
+from rltop.tui.text import clean, fit, fit_middle
 from rltop.tui.theme import Glyphs, Palette
 from rltop.tui.widgets.ask import AskLine
 from rltop.tui.widgets.bars import footer_row, too_small
@@ -41,11 +42,14 @@ _NARROW = 70
 _SORTS = ("", "-gap", "reward", "-reward", "-length", "status")
 
 
-def run_pager(dumps: Sequence[DumpRef], *, ascii_only: bool = False) -> int:
-    """Show dumps on this terminal until somebody leaves; returns the exit code (130 after Ctrl-C)."""
+def run_pager(dumps: Sequence[DumpRef], *, ascii_only: bool = False, tokenizer: Path | None = None) -> int:
+    """Show dumps on this terminal until somebody leaves; returns the exit code (130 after Ctrl-C).
+
+    tokenizer: a checkpoint's directory with `tokenizer.json`, for dumps without one beside them.
+    """
     from rltop.tui.pager import PagerApp
 
-    return PagerApp(dumps, ascii_only=ascii_only).run() or 0
+    return PagerApp(dumps, ascii_only=ascii_only, tokenizer=tokenizer).run() or 0
 
 
 class DumpScreen(Screen[None], inherit_bindings=False):
@@ -238,7 +242,7 @@ class DumpScreen(Screen[None], inherit_bindings=False):
         rows = self.desk.list.body(self._glyphs, width, height - 1, focused=focused)
         right: list[Span] = []
         if told := self.desk.list_words():
-            right += [(told, "warn+b"), (" ", "text")]
+            right += [(fit(told, max(6, width - 24), mark=self._glyphs.cut), "warn+b"), (" ", "text")]
         right.append((self.desk.list.position(), "dim"))
         return [self._rule("Samples", tuple(right), width, focused=focused), *rows]
 

@@ -78,6 +78,8 @@ def flow(parts: Iterable[Run], width: int, glyphs: Glyphs) -> Iterator[list[Run]
                 yield _runs(line[:cut], owners[:cut])
                 line, owners, blank = line[cut:], owners[cut:], -1
                 used = sum(map(cells, line))
+                if char == " " and len(text) > 1:
+                    continue  # the line end stands for it; a token that is nothing but a blank stays
             line.append(char)
             owners.append(owner)
             used += size
