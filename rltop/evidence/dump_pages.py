@@ -38,8 +38,8 @@ MOST_LINES = 20_000
 MOST_GROUP = 4_096
 SMALL_BYTES = 32 << 20
 MOST_SAMPLES = 1 << 40
-SORT_AGAIN = 100_000
-"""A list of more samples is only sorted once the file was read."""
+SORT_AGAIN = 1.5
+"""A list that is still being read is sorted again when it has grown by this factor: all sorts together cost three."""
 
 
 def listed(refs: Sequence[DumpRef], places: Sequence[str]) -> DumpsAnswer:
@@ -82,7 +82,7 @@ class DumpPages:
             return opened.answer(query, self._clock() + self._budget_s, self._clock)
         except RltopError as error:
             self._forget(ref.path)
-            return DumpPageAnswer(query.path, why=f"{error.what}: {error.why}" if error.why else error.what)
+            return DumpPageAnswer(query.path, why=broken_words(error))
         except OSError as error:
             self._forget(ref.path)
             return DumpPageAnswer(query.path, why=error.strerror or str(error))
@@ -124,6 +124,11 @@ class DumpPages:
             held.close()
 
 
+def broken_words(error: RltopError) -> str:
+    """One line of an error."""
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
 class _Opened:
     """One dump, the train dumps beside it, and the lists that were made of it."""
 
@@ -139,6 +144,8 @@ class _Opened:
         self._search: tuple[DumpPageQuery, int] | None = None
         self._stats: DumpStats | None = None
         self._counted = 0
+        self.broken = ""
+        """Why the samples behind the last one that is known cannot be read."""
 
     def close(self) -> None:
         self._stack.close()
@@ -177,6 +184,7 @@ class _Opened:
             done=whole_page and (rows.done or (not query.sort and rows.count >= start + size)),
             ended=rows.done,
             found=found,
+            why=self.broken,
         )
 
     def _join(self, spent: Callable[[], bool]) -> bool:
@@ -255,6 +263,10 @@ class _Opened:
             try:
                 sample = self.file.sample(self._counted)
             except IndexError:
+                done = True
+                break
+            except RltopError as error:
+                self.broken = broken_words(error)
                 done = True
                 break
             self._stats.add(sample, self._trained.sample(sample.at, sample.index))
@@ -337,7 +349,7 @@ class _List:
         if self.plain:
             # Of a small file the end costs nothing, and its count is worth knowing.
             small = opened.stamp[1] <= SMALL_BYTES
-            self._reach_plain(opened.file, MOST_SAMPLES if small else count, spent)
+            self._reach_plain(opened, MOST_SAMPLES if small else count, spent)
         elif self._group_at >= 0:
             self._fill(opened, opened.group(self._group_at))
             self.done = True
@@ -346,7 +358,17 @@ class _List:
             self._reach_listed(opened, count, spent)
         return count <= self.count
 
-    def _reach_plain(self, file: DumpFile, count: int, spent: Callable[[], bool]) -> None:
+    def _reach_plain(self, opened: _Opened, count: int, spent: Callable[[], bool]) -> None:
+        try:
+            self._reach_end(opened.file, count, spent)
+        except RltopError as error:
+            opened.broken = broken_words(error)
+            self.count = opened.file.indexed()
+            self.done = True
+            if not self.count:
+                raise
+
+    def _reach_end(self, file: DumpFile, count: int, spent: Callable[[], bool]) -> None:
         while file.count() is None and file.indexed() < count:
             self._scan = self._scan or file.scan(count)
             if next(self._scan, None) is None:
@@ -371,12 +393,18 @@ class _List:
                     sample = opened.file.sample(self._next)
                 except IndexError:
                     self.done = True
+                except RltopError as error:
+                    opened.broken = broken_words(error)
+                    self.done = True
+                    if not self._next:
+                        raise
                 else:
                     self._fill(opened, [self._next], sample)
                     self._next += 1
             if spent():
                 break
-        if self._sort and (self.done or len(self._places) <= SORT_AGAIN):
+        sorted_so_far = 0 if self._order is None else len(self._order)
+        if self.done or len(self._places) >= SORT_AGAIN * sorted_so_far:
             self._put_in_order()
         self.count = len(self._places) if self._order is None else len(self._order)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -161,23 +162,22 @@ def _brief(value: Any, room: int, depth: int) -> str:
             return f"not read: {value.name}"
         case bytes():
             return f"{len(value)} bytes"
-        case Mapping() | list() | tuple() if depth >= MOST_DEPTH:
+        case Mapping() | list() | tuple() | array() if depth >= MOST_DEPTH:
             return "..."
         case Mapping():
             parts = ((f"{key}: ", item) for key, item in value.items())
             return "{" + _listed(parts, len(value), room, depth) + "}"
-        case list() | tuple() if (
-            len(value) > 8 and isinstance(value[0], int | float) and value.count(value[0]) == len(value)
-        ):
+        case list() | tuple() | array() if _all_one(value):
             return f"{len(value)} times {value[0]}"
-        case list() | tuple():
+        case list() | tuple() | array():
             return "[" + _listed((("", item) for item in value), len(value), room, depth) + "]"
         case _:
             return str(value)[:room]
 
 
 def _all_one(value: Sequence[Any]) -> bool:
-    return isinstance(value[0], int | float) and value.count(value[0]) == len(value)
+    """More than a few numbers that are all the same."""
+    return len(value) > 8 and isinstance(value[0], int | float) and all(one == value[0] for one in value)
 
 
 def _listed(parts: Any, count: int, room: int, depth: int) -> str:

@@ -113,6 +113,8 @@ class DumpDesk:
         if self.holes:
             told = ", ".join(map(str, self.holes[:6])) + (", ..." if len(self.holes) > 6 else "")
             facts.append((f"no dump of rollout {told}", "warn"))
+        if self.list.broken:
+            facts.append((clean(self.list.broken, ascii_only=self._glyphs.ascii_only), "bad"))
         if self.list.busy and self.list.indexed:
             facts.append((f"reading: {self.list.indexed} samples", "accent"))
         return facts

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
+from array import array
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -234,6 +237,28 @@ def test_a_file_that_is_replaced_is_read_anew_and_a_broken_one_says_why(pages: D
     assert "No such file" in pages.answer(ref, DumpPageQuery(str(path))).why
 
 
+def test_of_a_file_that_was_cut_off_what_is_before_the_cut_is_shown(pages: DumpPages, tmp_path: Path) -> None:
+    rows = [json.dumps(dump_files.sample(at)) for at in range(50)]
+    lines = tmp_path / "rollout_result" / "train" / "3.jsonl"
+    lines.parent.mkdir(parents=True)
+    lines.write_text("\n".join(rows)[:-40])
+    answer = ask(pages, lines, stop=3)
+    assert places(answer) == [0, 1, 2]
+    path = tmp_path / "4.pkl"
+    path.write_bytes(
+        pickle.dumps({"rollout_id": 4, "samples": [dump_files.sample(at) for at in range(50)]}, protocol=2)
+    )
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    answer = ask(pages, path, stop=3)
+    assert places(answer) == [0, 1, 2]
+    assert answer.ended
+    assert 20 < answer.count < 50
+    assert "samples before it" in answer.why
+    listed = ask(pages, path, filter="reward=1", sort="-length", stop=3)
+    assert (listed.count, "samples before it" in listed.why) == (answer.count // 2, True)
+    assert ask(pages, path, want="stats").stats["rollout/raw_reward"] > 0
+
+
 def test_a_value_of_a_dump_is_told_in_bounded_space() -> None:
     deep: Any = "end"
     for _ in range(50):
@@ -241,6 +266,8 @@ def test_a_value_of_a_dump_is_told_in_bounded_space() -> None:
     assert brief(deep) == "[[[[[[...]]]]]]"
     assert len(brief({str(at): list(range(1000)) for at in range(1000)})) < MOST_FIELD + 1000
     assert "more of 1000" in brief(list(range(1000)), 50)
+    assert brief(array("d", [0.5] * 9)) == "9 times 0.5"
+    assert brief(array("q", range(1000)), 20).endswith("more of 1000]")
     assert brief({"a": None, "b": "x", "c": True}) == "{a: -, b: 'x', c: True}"
 
 

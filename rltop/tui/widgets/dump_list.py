@@ -53,6 +53,8 @@ class DumpList(Struct):
     page: int = 1
     why: str = ""
     """Why there is nothing."""
+    broken: str = ""
+    """Why there is no more than this."""
     asked_end: bool = False
     """To the end, wherever it is."""
     busy: bool = False
@@ -61,7 +63,7 @@ class DumpList(Struct):
     def reset(self, cursor: int = 0) -> None:
         """Another file, filter or order."""
         self.rows.clear()
-        self.count, self.ended, self.indexed, self.why = 0, False, 0, ""
+        self.count, self.ended, self.indexed, self.why, self.broken = 0, False, 0, "", ""
         self.cursor, self.top, self.asked_end, self.busy = cursor, max(0, cursor - self.page // 2), False, True
 
     @property
@@ -84,7 +86,8 @@ class DumpList(Struct):
 
     def take(self, answer: DumpPageAnswer) -> None:
         """Rows that came."""
-        self.why, self.count, self.indexed = answer.why, answer.count, answer.indexed
+        self.count, self.indexed = answer.count, answer.indexed
+        self.why, self.broken = ("", answer.why) if answer.count else (answer.why, "")
         self.ended, self.busy = answer.ended, not answer.done
         if len(self.rows) > KEPT:
             near = range(self.top - KEPT // 4, self.top + KEPT // 4)
