@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rltop.train.sample import Sample
+from rltop.train.sample import Asked, Sample
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("merges.txt", "chat_template.jinja", "tokenizer.model"),
 )
 """What of a Hugging Face checkpoint its tokenizer needs."""
+TRACE_VERSION = 1
+"""Of slime's trace carrier (`slime/observability/trace_utils.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,13 @@ def _whole(path: Path, save: Callable[[Path], object]) -> Dumped:
 def slime_sample(sample: Sample, *, first: int, first_group: int) -> dict[str, Any]:
     """A sample under the names of slime's `Sample` (`slime/utils/types.py`), statuses by their value.
 
-    first, first_group: index of the rollout's first sample and group. Which engine drew it, in which generation, is in
-    the metadata. `rollout_id` is slime's id of a trajectory that became several samples; ours are whole, so it is None.
+    first, first_group: index of the rollout's first sample and group. Which engine drew it, in which generation and
+    with which sampling parameters, is in the metadata; when, in `trace`, as slime's timeline viewer reads it.
+    `rollout_id` is slime's id of a trajectory that became several samples; ours are whole, so it is None.
     """
-    return {
+    told: Mapping[str, Any] = {} if sample.asked is None else sample.asked.told
+    drawn = {} if sample.asked is None else {"sampling_params": dict(sample.asked.params)}
+    found = {
         "group_index": first_group + sample.group_index,
         "index": first + sample.index,
         "rollout_id": None,
@@ -114,16 +119,42 @@ def slime_sample(sample: Sample, *, first: int, first_group: int) -> dict[str, A
         "remove_sample": False,
         "teacher_log_probs": None,
         "status": sample.status,
-        "metadata": {"engine": sample.engine, "engine_generation": sample.engine_generation},
+        "metadata": {"engine": sample.engine, "engine_generation": sample.engine_generation, **drawn},
         "generate_function_path": None,
         "train_metadata": None,
         "session_id": None,
         "non_generation_time": 0.0,
+        # slime adds up speculation only where it is on; an engine without it has none of these.
         "spec_info": {
-            "spec_accept_token_num": 0,
-            "spec_draft_token_num": 0,
-            "spec_verify_ct": 0,
-            "completion_token_num": 0,
+            "spec_accept_token_num": told.get("spec_accept_token_num", 0),
+            "spec_draft_token_num": told.get("spec_draft_token_num", 0),
+            "spec_verify_ct": told.get("spec_verify_ct", 0),
+            "completion_token_num": told.get("completion_tokens", 0) if "spec_verify_ct" in told else 0,
         },
-        "prefix_cache_info": {"cached_tokens": 0, "total_prompt_tokens": 0},
+        "prefix_cache_info": {
+            "cached_tokens": told.get("cached_tokens", 0),
+            "total_prompt_tokens": told.get("prompt_tokens", 0),
+        },
+    }
+    if sample.asked is not None:
+        found["trace"] = _trace(
+            sample.asked, first + sample.index, first_group + sample.group_index, sample.finish_reason
+        )
+    return found
+
+
+def _trace(asked: Asked, index: int, group: int, finish_reason: str) -> dict[str, Any]:
+    """slime's carrier of a trace (version 1) with its one span, the request to the engine."""
+    names = {"trace_id": f"rltop-{index}", "sample_id": index, "group_id": group, "attempt": 0}
+    span = {"name": "sglang_generate", **names, "span_id": f"rltop-{index}-0", "parent_span_id": None}
+    begin = {"max_new_tokens": asked.params.get("max_new_tokens")}
+    told = {"sglang_request_id" if name == "id" else name: value for name, value in asked.told.items()}
+    end = {**told, "finish_reason": finish_reason}
+    return {
+        "version": TRACE_VERSION,
+        **names,
+        "events": [
+            {"type": "span_start", "ts": asked.began, **span, "attrs": begin},
+            {"type": "span_end", "ts": asked.ended, **span, "attrs": end},
+        ],
     }

@@ -23,7 +23,7 @@ from rltop.train.dispatch import Key, News, Roster, Turn, Unanswered, dispatch
 from rltop.train.dump import Dumped, save_rollout, save_tokenizer
 from rltop.train.load_dump import Expected, check_text, dump_path, load_rollout
 from rltop.train.ports import EngineFacts, RolloutBatch
-from rltop.train.sample import Sample, Status
+from rltop.train.sample import Asked, Sample, Status
 from rltop.train.task import Prompt, SortDigits, Task, stream_seed
 
 DEMONSTRATIONS = 4096
@@ -195,22 +195,15 @@ class RolloutManager:
 
     def _ask(self, version: str, engine: EngineFacts, requests: Sequence[Request]) -> list[tuple[Request, Sample]]:
         """The finished samples among them. What was aborted in the middle is not, where it will be asked again."""
-        config = self._config
+        params = [self._params(request) for request in requests]
         payload = {
             "input_ids": [list(request.prompt_ids) for request in requests],
-            "sampling_params": [
-                {
-                    "temperature": config.rollout_temperature,
-                    "max_new_tokens": config.rollout_max_response_len,
-                    "sampling_seed": request.seed,
-                    "skip_special_tokens": False,
-                    "no_stop_trim": True,
-                }
-                for request in requests
-            ],
+            "sampling_params": params,
             "return_logprob": True,
         }
+        began = time.time()
         answers = self._client(engine).generate(payload, require_version=version)
+        ended = time.time()
         if len(answers) != len(requests):
             raise Unanswered(
                 "the engine lost samples",
@@ -219,11 +212,21 @@ class RolloutManager:
                 exit_code=1,
             )
         pairs = [
-            (request, self._sample(request, answer, engine)) for request, answer in zip(requests, answers, strict=True)
+            (request, self._sample(request, answer, engine, _asked(used, answer, began, ended)))
+            for request, used, answer in zip(requests, params, answers, strict=True)
         ]
         return [pair for pair in pairs if pair[1].status != "aborted" or not self._retry]
 
-    def _sample(self, request: Request, answer: dict[str, Any], engine: EngineFacts) -> Sample:
+    def _params(self, request: Request) -> dict[str, Any]:
+        return {
+            "temperature": self._config.rollout_temperature,
+            "max_new_tokens": self._config.rollout_max_response_len,
+            "sampling_seed": request.seed,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+
+    def _sample(self, request: Request, answer: dict[str, Any], engine: EngineFacts, asked: Asked) -> Sample:
         """The ids are those of the log-probs, so that the two cannot disagree."""
         meta = answer["meta_info"]
         triples = meta["output_token_logprobs"]
@@ -246,8 +249,24 @@ class RolloutManager:
             weight_version=str(meta.get("weight_version", "")),
             engine=engine.id,
             engine_generation=engine.generation,
+            asked=asked,
         )
 
 
+def _asked(params: dict[str, Any], answer: dict[str, Any], began: float, ended: float) -> Asked:
+    """One sample of a call for many: where the engine has times of its own for each, they count."""
+    meta = answer["meta_info"]
+    told = {name: meta[name] for name in _TOLD if isinstance(meta.get(name), int | float | str)}
+    own = [meta.get(name) for name in ("request_received_ts", "request_finished_ts")]
+    if all(isinstance(one, float) for one in own) and began <= own[0] <= own[1] <= ended:
+        began, ended = own
+    return Asked(began, ended, params, told)
+
+
+_TOLD = (
+    *("id", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_time", "e2e_latency", "decode_throughput"),
+    *("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct"),
+)
+"""What of `meta_info` slime keeps in a trace or adds up."""
 _STATUS: dict[str, Status] = {"stop": "completed", "length": "truncated", "abort": "aborted"}
 """SGLang's finish reason -> slime's status."""

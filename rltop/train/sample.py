@@ -5,11 +5,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Status = Literal["completed", "truncated", "aborted", "failed", "pending"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How an engine was asked for a sample, and what it said of its work besides the tokens."""
+
+    began: float
+    """Seconds since 1970, as are all times here."""
+    ended: float
+    params: Mapping[str, Any]
+    """SGLang's sampling parameters, with the seed: the same weights give the same answer again."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """Counts and times of its `meta_info`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,8 @@ class Sample:
     """One bit per response token, 0 = not trained on; None: all are. Only samples that were loaded have one."""
     source_index: int | None = None
     """Of a sample that was loaded: its index over the whole run that made it."""
+    asked: Asked | None = field(default=None, compare=False)
+    """None where nobody was asked: a sample that was loaded."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

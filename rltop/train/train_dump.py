@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, float32, full, tensor
+from torch import Tensor, float32, full, int32, tensor
 
 from rltop.train.layout import Layout
 from rltop.train.ports import StepSample
@@ -85,9 +85,9 @@ class TrainRecord:
             "total_lengths": len(step.tokens),
             "rewards": step.advantage,
             "truncated": int(sample.status == "truncated"),
-            "loss_masks": tensor(mask),
+            "loss_masks": tensor(mask, dtype=int32),
             "rollout_ids": index,
-            "rollout_mask_sums": sum(mask),
+            "rollout_mask_sums": tensor(float(sum(mask)), dtype=float32),
             "log_probs": self.log_probs[at] if step.log_probs is None else tensor(step.log_probs, dtype=float32),
             "advantages": full((length,), step.advantage, dtype=float32),
             "returns": full((length,), step.advantage, dtype=float32),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from rltop.evidence.collect import collect
 from rltop.train.dump import Dumped, save_rollout, slime_sample, write_dump
-from rltop.train.sample import Sample, Status
+from rltop.train.sample import Asked, Sample, Status
 
 SLIMES = {
     *("group_index", "index", "prompt", "tokens", "multimodal_inputs", "multimodal_train_inputs", "response"),
@@ -56,6 +57,38 @@ def test_a_dump_is_slimes(tmp_path: Path) -> None:
     assert first["status"] == "completed"
     assert first["metadata"] == {"engine": "1", "engine_generation": 3}
     assert [entry.name for entry in path.parent.iterdir()] == ["7.pt"]
+
+
+def test_when_and_how_a_sample_was_asked_for(tmp_path: Path) -> None:
+    params = {"temperature": 1.0, "max_new_tokens": 8, "sampling_seed": 5}
+    told = {"id": "r1", "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1, "e2e_latency": 0.5}
+    one = replace(sample(2), asked=Asked(100.0, 100.5, params, told))
+    found = slime_sample(one, first=4, first_group=2)
+    assert found.keys() == SLIMES | {"trace"}
+    assert found["metadata"]["sampling_params"] == params
+    assert found["prefix_cache_info"] == {"cached_tokens": 1, "total_prompt_tokens": 3}
+    assert found["spec_info"]["completion_token_num"] == 0, "no speculation: slime adds nothing up"
+    trace = found["trace"]
+    assert (trace["version"], trace["sample_id"], trace["group_id"]) == (1, 6, 3)
+    start, end = trace["events"]
+    assert (start["type"], start["ts"], end["type"], end["ts"]) == ("span_start", 100.0, "span_end", 100.5)
+    assert start["span_id"] == end["span_id"]
+    assert start["attrs"] == {"max_new_tokens": 8}
+    assert end["attrs"] == {
+        "sglang_request_id": "r1",
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cached_tokens": 1,
+        "e2e_latency": 0.5,
+        "finish_reason": "stop",
+    }
+    assert one == sample(2), "two runs that draw the same are the same, whenever they were"
+    pattern = f"{tmp_path}/{{rollout_id}}.pt"
+    assert not save_rollout(pattern, 0, [one]).problem
+    assert (
+        torch.load(tmp_path / "0.pt", weights_only=True)["samples"][0]["trace"]
+        == slime_sample(one, first=0, first_group=0)["trace"]
+    )
 
 
 def test_rltops_own_reader_finds_the_versions(tmp_path: Path) -> None:
