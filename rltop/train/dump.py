@@ -44,7 +44,8 @@ def write_dump(path: Path, content: Mapping[str, Any] | float) -> Dumped:
     def save(part: Path) -> None:
         import torch  # heavy, and wanted only by runs that save
 
-        torch.save(content, part)
+        with part.open("wb") as file:  # a path would hide from torch's error why nothing could be written
+            torch.save(content, file)
 
     return _whole(path, save)
 
@@ -83,11 +84,13 @@ def _whole(path: Path, save: Callable[[Path], object]) -> Dumped:
         path.parent.mkdir(parents=True, exist_ok=True)
         save(part)
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError, while it closes the file
         with contextlib.suppress(OSError):  # the first error is the one to tell
             part.unlink(missing_ok=True)
-        lines = str(error).splitlines()
-        return Dumped(str(path), lines[0] if lines else type(error).__name__)
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, OSError):
+            return Dumped(str(path), cause.strerror or str(cause))
+        return Dumped(str(path), (str(error).splitlines() or [type(error).__name__])[0])
     return Dumped(str(path))
 
 

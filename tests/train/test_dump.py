@@ -116,7 +116,7 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_no_half_a_file(tmp_path: Path
     finally:
         full(before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert dumped.problem
+    assert dumped.problem == "File too large"
     assert list(tmp_path.iterdir()) == []
 
 
