@@ -42,7 +42,14 @@ def show(pattern: str, wanted: Wanted, how: How, *, evaluation: bool) -> int:
     if not how.as_json and not how.plain and sys.stdout.isatty() and sys.stdin.isatty():
         from rltop.tui.screens.dump import run_pager
 
-        return run_pager(refs, ascii_only=how.ascii_only)
+        return run_pager(
+            refs,
+            ascii_only=how.ascii_only,
+            chosen=wanted.chosen,
+            sort=wanted.sort,
+            search=wanted.search,
+            place=wanted.offset,
+        )
     shown = picked(refs, wanted)
     if how.as_json:
         return _json(refs, shown, wanted, how)

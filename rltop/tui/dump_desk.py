@@ -166,6 +166,11 @@ class DumpDesk:
 
     # -------------------------------------------------------------- what is asked
 
+    def begin(self, *, text: str = "", sort: str = "", search: str = "", place: int = 0) -> None:
+        """What the first picture shows, before anything was asked."""
+        self.filter, self.sort, self.search = text.strip(), sort, search.strip()
+        self.list.cursor = place
+
     def open(self) -> None:
         """Fetch the list of files."""
         self._once("files", self._files())
@@ -249,6 +254,7 @@ class DumpDesk:
         self.list.why = "" if self.dumps else answer.why or "there are no dumps"
         self.at = 0
         self._changed()
+        self.seek(here=True)
 
     async def _rows(self) -> None:
         while True:

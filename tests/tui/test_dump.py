@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rltop.evidence.dump_find import find_dumps
 from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageQuery
+from rltop.tui.pager import PagerApp
 from tests.evidence import dump_files
 from tests.tui.dash import dash
 from tests.tui.dump_scene import Board, Renamed, model_dumps, pager
@@ -95,7 +96,8 @@ async def test_without_train_dump_and_tokenizer_it_says_what_is_missing(tmp_path
         text = board.text
         assert "no train dump" in text
         assert "ab cd" in text
-        assert "token ids: no tokenizer beside the dump" in board.text
+        assert "response (no tokenizer beside the dump: tokens below)" in text
+        assert "── token ids ──" in text
         assert "7 8" in board.text
         assert "p below" in text
         assert "no gap: no train dump is joined" in await board.press("c")
@@ -288,6 +290,17 @@ async def test_a_file_that_breaks_says_so_where_its_samples_would_be(tmp_path: P
         (root / "rollout_data" / "4.pt").unlink()
         assert "No such file" in await board.press("right_square_bracket")
         assert "Sample 0" in await board.press("left_square_bracket")
+
+
+async def test_the_command_line_says_what_is_shown_first(tmp_path: Path) -> None:
+    app = PagerApp(find_dumps(str(model_dumps(tmp_path))))
+    app.front.desk.begin(text="reward=1", sort="-length", search="3 squared")
+    async with app.run_test(size=(120, 40)) as pilot:
+        board = Board(app, app.front, pilot)
+        await board.shows("Sample 11, group 2")
+        text = await board.calm()
+        assert "/reward=1 by length ↓" in text
+        assert "7/12" in text
 
 
 async def test_every_way_out(tmp_path: Path) -> None:

@@ -42,14 +42,26 @@ _NARROW = 70
 _SORTS = ("", "-gap", "reward", "-reward", "-length", "status")
 
 
-def run_pager(dumps: Sequence[DumpRef], *, ascii_only: bool = False, tokenizer: Path | None = None) -> int:
+def run_pager(
+    dumps: Sequence[DumpRef],
+    *,
+    ascii_only: bool = False,
+    tokenizer: Path | None = None,
+    chosen: str = "",
+    sort: str = "",
+    search: str = "",
+    place: int = 0,
+) -> int:
     """Show dumps on this terminal until somebody leaves; returns the exit code (130 after Ctrl-C).
 
-    tokenizer: a checkpoint's directory with `tokenizer.json`, for dumps without one beside them.
+    tokenizer: a checkpoint's directory with `tokenizer.json`, for dumps without one beside them. chosen, sort, search:
+    what `/`, `s` and `F` would be told. place: in the list, from 0.
     """
     from rltop.tui.pager import PagerApp
 
-    return PagerApp(dumps, ascii_only=ascii_only, tokenizer=tokenizer).run() or 0
+    app = PagerApp(dumps, ascii_only=ascii_only, tokenizer=tokenizer)
+    app.front.desk.begin(text=chosen, sort=sort, search=search, place=place)
+    return app.run() or 0
 
 
 class DumpScreen(Screen[None], inherit_bindings=False):

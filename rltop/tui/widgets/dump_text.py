@@ -76,9 +76,7 @@ class SampleText(Struct):
         elif response is not None:
             yield from self._flowed(pieces(str(response)), "text")
         if not tokens.texts and tokens.count:
-            why = clean(str(sample.get("texts_from") or ""), ascii_only=self.glyphs.ascii_only)
-            words = "token ids" if tokens.ids else "tokens by number"
-            yield self._heading(f"{words}: {why}" if why else words)
+            yield self._heading("token ids" if tokens.ids else "tokens by number")
             shown = tokens.ids or range(tokens.count)
             yield from self._flowed(((f"{one} ", at) for at, one in enumerate(shown)), "token")
         if sample.get("label") is not None:
@@ -88,10 +86,12 @@ class SampleText(Struct):
             yield Line(((f"left out: {cut}", NO_TOKEN),), "warn")
 
     def _response_words(self) -> str:
-        source = self.sample.get("texts_from")
-        if self.tokens.texts and source:
-            return f"response, tokens by {clean(str(source), ascii_only=self.glyphs.ascii_only)}"
-        return "response" if self.sample.get("response") is not None else "the dump has no response text"
+        if self.sample.get("response") is None and not self.tokens.texts:
+            return "the dump has no response text"
+        source = clean(str(self.sample.get("texts_from") or ""), ascii_only=self.glyphs.ascii_only)
+        if self.tokens.texts:
+            return f"response, tokens by {source}" if source else "response"
+        return f"response ({source}: tokens below)" if self.tokens.count and source else "response"
 
     def _heading(self, words: str) -> Line:
         return Line(((words, NO_TOKEN),), "strong", heading=True)
