@@ -32,6 +32,7 @@ FIRST_STEP = (
     "train.nan",
 )
 """`rltop.checks.catalogue.STEP1`, in its order. Importing it costs the first picture 5 ms; a test compares them."""
+REPLAY = "train.replay"
 SLOW_PHASE = 3.0
 """A phase this many times its median is called slow."""
 
@@ -183,7 +184,8 @@ _RANK = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
 def check_views(state: State) -> list[CheckView]:
     """Verdicts, worst thing first: each root cause with its consequences under it, then the rest by status.
 
-    Within a status the first-step checks come first, in the order in which slime's guide looks at them.
+    Within a status the outcome of a replay comes first (it is what such a run is for), then the first-step checks in
+    the order in which slime's guide looks at them.
     """
     roots = [str(item) for item in as_list(as_map(state.get("checks")).get("root_causes"))]
     views = [_check(key, value, roots) for key, value in under(state, "check/")]
@@ -202,7 +204,7 @@ def check_views(state: State) -> list[CheckView]:
         return (
             _RANK["info"] if view.muted and view.status in ("fail", "warn") else _RANK[view.status],
             root,
-            FIRST_STEP.index(view.id) if view.id in FIRST_STEP else len(FIRST_STEP),
+            -1 if view.id == REPLAY else FIRST_STEP.index(view.id) if view.id in FIRST_STEP else len(FIRST_STEP),
             view.id,
         )
 

@@ -64,6 +64,19 @@ def test_the_first_step_checks_are_those_of_the_catalogue() -> None:
     assert FIRST_STEP == STEP1
 
 
+def test_the_outcome_of_a_replay_comes_before_the_other_passes() -> None:
+    ids = ("args.batch", "rollout.text", "train.replay", "train.nan")
+    state = {f"check/{one}": verdict(one, "fail" if one == "train.nan" else "pass") for one in ids}
+    assert [view.id for view in check_views(state)] == ["train.nan", "train.replay", "rollout.text", "args.batch"]
+
+
+def test_a_train_only_run_says_why_there_is_no_engine() -> None:
+    assert "no engines yet" in plain_text(EnginesView().body(frame({}), 80, 5, False))
+    assert "train-only: no engine is started" in plain_text(
+        EnginesView().body(frame({"run": {"mode": "train-only"}}), 80, 5, False)
+    )
+
+
 def test_checks_that_were_not_tested_are_one_line_that_opens() -> None:
     state = {f"check/host.c{i}": verdict(f"host.c{i}", "skip") for i in range(50)}
     state |= {"check/kl.on-policy": verdict("kl.on-policy", "skip"), "check/train.nan": verdict("train.nan", "pass")}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, field
 
 from rltop.tui.fleet import EngineView, natural, required_weights
+from rltop.tui.lenient import as_map, as_text
 from rltop.tui.rows import Row, Span, extend, restyle
 from rltop.tui.text import age, coarse_age, fit_middle, num, pad, wrap
 from rltop.tui.view import Frame, Picker, matches
@@ -174,7 +175,7 @@ class EnginesView(Struct):
         self.picker.lines = []
         views = self._views(frame)
         if not views:
-            return [((("  no engine matches the filter" if self.filter else "  no engines yet"), "dim"),)]
+            return [((("  no engine matches the filter" if self.filter else _none(frame)), "dim"),)]
         fitted = fit_columns(width)
         used = [column for column, _ in fitted]
         self.hidden = tuple(column.head for column in COLUMNS if column not in used and column.rank < 5)
@@ -292,3 +293,9 @@ def _line(texts: Sequence[Span], fitted: Sequence[tuple[Column, int]]) -> list[S
         else:
             out.append((piece, style))
     return out
+
+
+def _none(frame: Frame) -> str:
+    """Why the table is empty."""
+    alone = as_text(as_map(frame.state.get("run")).get("mode")) == "train-only"
+    return "  train-only: no engine is started" if alone else "  no engines yet"
