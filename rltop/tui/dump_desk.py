@@ -35,7 +35,11 @@ class DumpDesk:
         glyphs: Glyphs,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         changed: Callable[[], None],
+        *,
+        newest: bool = False,
     ) -> None:
+        """newest: begin with the newest rollout, and look for newer ones behind it."""
+        self._newest = newest
         self._source, self._glyphs, self._spawn, self._changed = source, glyphs, spawn, changed
         self.dumps: list[dict[str, Any]] = []
         self.holes: list[int] = []
@@ -190,9 +194,13 @@ class DumpDesk:
 
     def turn(self, step: int) -> None:
         """Another file; the place in it stays."""
-        if len(self.dumps) < 2:
-            return
-        self.at = (self.at + step) % len(self.dumps)
+        if self._newest and step > 0 and self.at == len(self.dumps) - 1:
+            self._once("files", self._newer())
+        elif len(self.dumps) > 1:
+            self._to_file((self.at + step) % len(self.dumps))
+
+    def _to_file(self, at: int) -> None:
+        self.at = at
         self.group_at = -1
         self._fresh(self.list.cursor if not self.filter and not self.sort else 0)
         self._stats, self._stats_why = None, ""
@@ -252,9 +260,26 @@ class DumpDesk:
         answer = await self._source.list()
         self.dumps, self.holes = answer.dumps, answer.holes
         self.list.why = "" if self.dumps else answer.why or "there are no dumps"
-        self.at = 0
+        train = [at for at, one in enumerate(self.dumps) if not one.get("eval")]
+        self.at = train[-1] if self._newest and train else 0
         self._changed()
         self.seek(here=True)
+
+    async def _newer(self) -> None:
+        """The run may have written another dump since."""
+        answer = await self._source.list()
+        if not answer.dumps:
+            self.message = clean(answer.why, ascii_only=self._glyphs.ascii_only)
+        else:
+            before = self.path
+            self.dumps, self.holes = answer.dumps, answer.holes
+            at = next((at for at, one in enumerate(self.dumps) if one["path"] == before), -1)
+            if at == len(self.dumps) - 1:
+                self.message = "this is the newest dump"
+                self.at = at
+            else:
+                self._to_file(at + 1)
+        self._changed()
 
     async def _rows(self) -> None:
         while True:

@@ -241,11 +241,12 @@ async def test_a_million_samples_scroll_without_being_loaded(tmp_path: Path) -> 
 
 
 async def test_the_dashboard_opens_the_runs_dumps_over_the_daemon(tmp_path: Path) -> None:
-    root = model_dumps(tmp_path)
+    root = model_dumps(tmp_path, (2, 3))
     pages, refs = DumpPages(), find_dumps(str(root))
+    by_path = {str(ref.path): ref for ref in refs}
     async with dash("healthy") as running:
         running.client.dump_list = listed(refs, [])
-        running.client.dump_answer = lambda query: pages.answer(refs[0], query)
+        running.client.dump_answer = lambda query: pages.answer(by_path[query.path], query)
         await running.press("5")
         assert "d dumps" in running.footer
         await running.press("d")
@@ -253,10 +254,16 @@ async def test_the_dashboard_opens_the_runs_dumps_over_the_daemon(tmp_path: Path
         assert running.app.dump is not None
         board = Board(running.app, running.app.dump, running.pilot)
         text = await board.calm()
-        assert "rltop dump rollout 3" in text
+        assert "rltop dump rollout 3" in text, "the newest"
         assert "read-only" in text
         assert "Sample 0, group 0" in text
-        assert {query.path for query in running.client.dump_queries} == {str(refs[0].path)}
+        assert "this is the newest dump" in await board.press("right_square_bracket")
+        new = dump_files.rollout(root / "rollout_data" / "4.pt", 2, rollout_id=4)
+        by_path |= {str(ref.path): ref for ref in find_dumps(str(new))}
+        running.client.dump_list = listed(list(by_path.values()), [])
+        assert "rltop dump rollout 4" in await board.press("right_square_bracket")
+        assert "rltop dump rollout 2" in await board.press("left_square_bracket", "left_square_bracket")
+        assert {query.path for query in running.client.dump_queries} == set(by_path)
         await running.press("question_mark")
         await running.shows("esc closes")
         await running.press("escape")

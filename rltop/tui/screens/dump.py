@@ -88,7 +88,7 @@ class DumpScreen(Screen[None], inherit_bindings=False):
         """alone: nothing lies behind this screen, so Esc does not leave it."""
         super().__init__()
         self._palette, self._glyphs, self._perform, self._link, self._alone = palette, glyphs, perform, link, alone
-        self.desk = DumpDesk(source, glyphs, self.spawn, self._repaint)
+        self.desk = DumpDesk(source, glyphs, self.spawn, self._repaint, newest=not alone)
         self.active = "samples"
         self.part = "text"
         """What stands at the right: `text`, `fields` or `stats`."""
@@ -149,7 +149,7 @@ class DumpScreen(Screen[None], inherit_bindings=False):
             deep=self._deep() or not self._alone,
             selected=desk.list.current is not None,
             tokens=desk.text is not None and desk.text.tokens.count > 0,
-            files=len(desk.dumps) > 1,
+            files=len(desk.dumps) > 1 or (bool(desk.dumps) and not self._alone),
             gaps=desk.text is not None and bool(desk.text.sample.get("gaps")),
             sought=bool(desk.search),
         )
