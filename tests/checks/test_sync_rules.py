@@ -214,6 +214,14 @@ def test_a_version_that_never_changes_over_syncs() -> None:
 
     assert verdict("weights.frozen", seen(*"111111")).status == "fail"
     assert verdict("weights.frozen", seen(*"123456")).status == "pass"
+    assert verdict("weights.frozen", seen(*"11")).status == "skip"  # too few syncs to say anything
+
+
+@pytest.mark.parametrize("mode", ["rollout-only", "train-only"])
+def test_one_version_is_right_where_nothing_is_ever_pushed(mode: str) -> None:
+    samples = [sample(rollout_id=r, weight_version="7") for r in range(6)]
+    steps = [train(step, rollout=step, loss=0.1, grad_norm=0.3) for step in range(6)]
+    assert verdict("weights.frozen", obs(*samples, *steps, mode=mode)).status == "skip"
 
 
 # -- weights.mixed-version

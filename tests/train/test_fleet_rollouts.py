@@ -22,6 +22,7 @@ from rltop.train.loop import History, Loop
 from rltop.train.narrator import Narrator
 from rltop.train.ports import EngineFacts
 from rltop.train.rollout_manager import RolloutManager
+from rltop.train.rollout_only import RolloutLoop
 from rltop.train.trainer_actor import TrainActor
 from tests.train.fleet import FakeFleet, LocalManager
 from tests.train.local import ingest, records_until_bye
@@ -72,15 +73,17 @@ class FleetRun:
                 lambda seconds: None,
                 self.directory,
             )
-            loop = Loop(
-                config=self.config,
-                trainer=trainer,
-                rollouts=rollouts,
-                narrator=narrator,
-                clock=time.monotonic,
-                base_directory=self.directory / "initial",
-                history=self.history,
-            )
+            loop: Loop | RolloutLoop = RolloutLoop(self.config, rollouts, narrator, self.history)
+            if self.config.trainer_ranks:
+                loop = Loop(
+                    config=self.config,
+                    trainer=trainer,
+                    rollouts=rollouts,
+                    narrator=narrator,
+                    clock=time.monotonic,
+                    base_directory=self.directory / "initial",
+                    history=self.history,
+                )
             try:
                 loop.run()
             finally:
@@ -190,6 +193,23 @@ def test_an_engine_that_comes_back_in_the_first_rollout_is_only_looked_at(run: C
     made.go()
     assert_whole(made)
     assert [one["transport"] for one in made.payloads("weights")] == ["start", "start", "disk"]
+
+
+def test_rollouts_alone_go_on_when_an_engine_comes_back_stale(run: Callable[..., FleetRun]) -> None:
+    """Nobody pushes weights: what it was started with is what it must hold."""
+    made = run(
+        {1: lambda fleet: fleet.restart("0", told=False)},
+        "STALE",
+        rollout_num_engines=1,
+        num_rollout=2,
+        debug_rollout_only=True,
+    )
+    made.go()
+    assert [{sample["weight_versions"][0] for sample in samples} for samples in made.dumped()] == [{"default"}] * 2
+    synced = [(target, kw["args"]["version"], kw["if_gen"]) for name, target, kw in made.fleet.sent if kw.get("if_gen")]
+    assert synced == [("0", "default", 1), ("0", "default", 2)]
+    assert made.payloads("weights") == []
+    assert len(made.history.rewards) == 2
 
 
 def test_drained_requests_are_asked_again_elsewhere(run: Callable[..., FleetRun]) -> None:

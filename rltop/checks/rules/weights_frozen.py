@@ -174,7 +174,9 @@ def _drifts(gap: list[Point], t: Thresholds) -> bool:
 
 
 def _versions(obs: Observations, t: Thresholds) -> Verdict | None:
-    """The same weight version over several rollouts with syncs between them."""
+    """The same weight version over several rollouts with syncs between them. With one side only there are none."""
+    if obs.mode in ("rollout-only", "train-only"):
+        return None
     by_rollout: dict[tuple[int, int], set[str]] = {}
     for sample in obs.samples:
         if sample.rollout_id is not None and sample.weight_version:
@@ -209,7 +211,7 @@ def _versions(obs: Observations, t: Thresholds) -> Verdict | None:
             ),
             confidence="medium",
         )
-    if len(by_rollout) < 2:
+    if len({frozenset(versions) for versions in by_rollout.values()}) < 2:
         return None
     cause = "The weight version changes from rollout to rollout."
     return Verdict(ID, "pass", cause=cause, confidence="medium")
