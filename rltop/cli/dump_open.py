@@ -96,9 +96,9 @@ class Dump:
 
     def trained(self, sample: DumpSample) -> DumpSample | None:
         """The trainer's entry of a sample; looks through the train dumps as far as it has to."""
-        found = self._trained.sample(sample.at, sample.index)
+        found = self._trained.sample(sample.at, sample.index, sample.tokens)
         while found is None and self._trained.more():
-            found = self._trained.sample(sample.at, sample.index)
+            found = self._trained.sample(sample.at, sample.index, sample.tokens)
         return found
 
     def scanned(self, upto: int | None = None) -> None:

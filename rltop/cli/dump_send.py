@@ -112,7 +112,7 @@ async def _send_all(ask: _Ask, refs: Sequence[DumpRef], seen: Seen) -> Examined:
 
     from rltop.cli.serving import check_memory, check_state, check_tokenizer, owner
     from rltop.engines.client import AsyncEngineClient
-    from rltop.engines.resend import examine, ready
+    from rltop.engines.resend import Unsendable, examine, ready
 
     async with AsyncEngineClient(ask.url) as client, owner(client.url) as state_of:
         check_state(client.url, state_of())
@@ -129,8 +129,11 @@ async def _send_all(ask: _Ask, refs: Sequence[DumpRef], seen: Seen) -> Examined:
                 if first and not ask.force:
                     await check_tokenizer(client, facts, sample, str(ref.path))
                 first = False
-                one = _recorded(ask, facts, ref, sample, seen)
-                if one is None:
+                try:
+                    whole = await _with_prompt(client, facts, sample, state_of, seen)
+                    one = _recorded(ask, facts, ref, whole)
+                except Unsendable as error:
+                    seen.skipped[str(error)] += 1
                     continue
                 await room.acquire()
                 work = _one(ask, client, facts, ref.rollout_id, sample, one, state_of, seen)
@@ -152,19 +155,34 @@ def _url(text: str) -> str:
     return url
 
 
-def _recorded(ask: _Ask, facts: Examined, ref: DumpRef, sample: DumpSample, seen: Seen) -> Recorded | None:
-    """What is sent of a sample; None, and counted, where there is nothing. Raises RltopError: another model's."""
+async def _with_prompt(
+    client: AsyncEngineClient, facts: Examined, sample: DumpSample, state_of: Callable[[], str], seen: Seen
+) -> DumpSample:
+    """The sample, with its prompt's tokens asked of the engine where the dump lacks them. Raises Unsendable."""
+    from rltop.cli.serving import check_state
+    from rltop.engines.calls import EngineUnreachable, WrongWeightVersion
+    from rltop.engines.resend import NotServing, Unsendable, ready, with_prompt
+
+    if sample.tokens:
+        return sample
+    try:
+        check_state(client.url, state_of())
+        await ready(client)
+        return await with_prompt(client, sample, version=facts.version)
+    except (EngineUnreachable, WrongWeightVersion, NotServing) as error:
+        seen.stopped = seen.stopped or f"{error.what}: {error.why}"
+        raise Unsendable("the engine did not read its prompt") from error
+
+
+def _recorded(ask: _Ask, facts: Examined, ref: DumpRef, sample: DumpSample) -> Recorded:
+    """What is sent of a sample. Raises Unsendable, and RltopError for one of another model."""
     from rltop.engines.resend import Unsendable, recorded
 
-    try:
-        one = recorded(sample)
-        if not ask.sample and one.log_probs is None:
-            raise Unsendable("it has no rollout_log_probs")
-        if not ask.sample and not one.response_ids:
-            raise Unsendable("it has no response")
-    except Unsendable as error:
-        seen.skipped[str(error)] += 1
-        return None
+    one = recorded(sample)
+    if not ask.sample and one.log_probs is None:
+        raise Unsendable("it has no rollout_log_probs")
+    if not ask.sample and not one.response_ids:
+        raise Unsendable("it has no response")
     largest, smallest = max((*one.prompt_ids, *one.response_ids)), min((*one.prompt_ids, *one.response_ids))
     if facts.vocab_size is not None and (largest >= facts.vocab_size or smallest < 0):
         raise RltopError(
@@ -175,6 +193,8 @@ def _recorded(ask: _Ask, facts: Examined, ref: DumpRef, sample: DumpSample, seen
             do="give the engine that serves the dump's model",
         )
     drawn_at = ask.temperature if ask.temperature is not None else one.params.get("temperature", 1.0)
+    if not isinstance(drawn_at, int | float):
+        raise Unsendable(f"its recorded temperature is {drawn_at!r}")
     if not ask.sample and drawn_at != 1.0:
         raise RltopError(
             "only log-probs of temperature 1 can be scored",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,44 @@ class Recorded:
 def recorded(sample: DumpSample) -> Recorded:
     """Raises Unsendable."""
     if not sample.tokens:
-        raise Unsendable("it has no tokens")
+        no_prompt = ": the prompt's are missing" if sample.response_tokens else ""
+        raise Unsendable(f"it has no tokens{no_prompt}")
     length = sample.response_length
     if length is None or not 0 <= length <= len(sample.tokens):
         raise Unsendable(f"its response length is {length} of {len(sample.tokens)} tokens")
     tokens = tuple(map(int, sample.tokens))
     cut = len(tokens) - length
-    mask = sample.loss_mask if sample.loss_mask is not None and len(sample.loss_mask) == length else [1] * length
+    masks = [one for one in (sample.loss_mask, _known(sample)) if one is not None and len(one) == length]
     values = sample.rollout_log_probs
     log_probs = tuple(map(float, values)) if values is not None and len(values) == length else None
-    counted = tuple(bool(one) for one in mask)
+    counted = tuple(all(mask[at] for mask in masks) for at in range(length))
     return Recorded(tokens[:cut], tokens[cut:], log_probs, counted, params_of(sample), sample.status or "")
+
+
+def _known(sample: DumpSample) -> Sequence[Any] | None:
+    """Relax's mask of the log-probs that were recorded (`rollout_log_probs_mask`, in its JSONL with `response_`)."""
+    for name in ("rollout_log_probs_mask", "response_rollout_log_probs_mask"):
+        found = sample.extra.get(name)
+        if isinstance(found, list | tuple):
+            return found
+    return None
+
+
+async def with_prompt(client: AsyncEngineClient, sample: DumpSample, *, version: str) -> DumpSample:
+    """A sample with the tokens of its prompt too, which Relax's JSONL lacks: as the engine reads the text.
+
+    Raises Unsendable where that gives another number of tokens than the dump says.
+    """
+    response = sample.response_tokens
+    if sample.tokens or not response or sample.messages is not None or not sample.prompt:
+        return sample
+    ids = await tokens_of(client, sample.prompt, version=version)
+    count = sample.extra.get("prompt_length")
+    if ids is None:
+        return sample
+    if isinstance(count, int) and len(ids) != count:
+        raise Unsendable(f"its prompt had {count} tokens, the engine reads it into another number")
+    return replace(sample, tokens=[*ids, *response], response_length=len(response))
 
 
 def params_of(sample: DumpSample) -> Mapping[str, Any]:

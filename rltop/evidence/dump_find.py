@@ -81,7 +81,8 @@ def _paths(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = sorted(one for folder in FOLDERS for one in (path / folder).glob("*") if _is_named(one))
+        folders = (*FOLDERS, "train", "eval") if path.name == "rollout_result" else FOLDERS
+        found = sorted(one for folder in folders for one in (path / folder).glob("*") if _is_named(one))
         if not found:
             raise RltopError(
                 "no dumps in this directory",

@@ -269,7 +269,7 @@ class _Opened:
                 self.broken = broken_words(error)
                 done = True
                 break
-            self._stats.add(sample, self._trained.sample(sample.at, sample.index))
+            self._stats.add(sample, self._trained.sample(sample.at, sample.index, sample.tokens))
             self._counted += 1
             if spent():
                 break
@@ -281,7 +281,12 @@ class _Opened:
             return self._answer(query, rows, done=rows.done)
         sample = self.file.sample(rows.at(query.start))
         rewards = [line.reward for line in (self.line(at) for at in self._group(sample.at)) if line.reward is not None]
-        told = whole(sample, self._trained.sample(sample.at, sample.index), rewards, self._tokenizer(self.ref.path))
+        told = whole(
+            sample,
+            self._trained.sample(sample.at, sample.index, sample.tokens),
+            rewards,
+            self._tokenizer(self.ref.path),
+        )
         return DumpPageAnswer(
             query.path,
             start=query.start,

@@ -1,7 +1,9 @@
 """The train dumps beside a rollout dump: for a sample of the rollout what the trainer computed for its tokens.
 
-Joined by `rollout_position` (slime's train dumps v2), without it by `sample_index`. Files of several DP shards are
-several parts of one rollout. Failure policy: a train dump that cannot be read joins nothing; the rollout is shown.
+Joined by `rollout_position` (slime's train dumps), without it by `sample_index`, and those of Relax, which count the
+samples of each rank from 0, by their tokens. Files of several DP shards are several parts of one rollout.
+
+Failure policy: a train dump that cannot be read joins nothing; the rollout is shown.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Trained:
         self._steps: Iterator[None] | None = None
         self._places: dict[int, tuple[DumpFile, int]] = {}
         self._by_index: dict[int, tuple[DumpFile, int]] = {}
+        self._by_tokens: dict[int, tuple[DumpFile, int]] = {}
+        """By a hash: a sample that was drawn twice has the same log-probs twice."""
         self._same_places = len(paths) == 1
         self._indexed = not paths
 
@@ -46,8 +50,11 @@ class Trained:
             self._indexed = next(self._steps, self) is self
         return not self.complete
 
-    def sample(self, at: int, index: int | None = None) -> DumpSample | None:
-        """The trainer's entry for the sample at a place of the rollout dump; None: none, or none is known yet."""
+    def sample(self, at: int, index: int | None = None, tokens: Sequence[int] | None = None) -> DumpSample | None:
+        """The trainer's entry for the sample at a place of the rollout dump; None: none, or none is known yet.
+
+        index, tokens: of that sample, for train dumps that do not say the place.
+        """
         if self._same_places and self._opened():
             with suppress(IndexError, RltopError, OSError):
                 guess = self._opened()[0].sample(at)
@@ -57,11 +64,15 @@ class Trained:
         found = self._places.get(at)
         if found is None and index is not None:
             found = self._by_index.get(index)
+        if found is None and tokens and self._by_tokens:
+            found = self._by_tokens.get(hash(tuple(tokens)))
+            entry = found[0].sample(found[1]) if found is not None else None
+            return entry if entry is not None and list(entry.tokens or ()) == list(tokens) else None
         return found[0].sample(found[1]) if found is not None else None
 
     def log_probs(self, sample: DumpSample) -> Sequence[float] | None:
         """The trainer's log-probs of the response tokens: of the train dump, else what the sample itself has."""
-        trained = self.sample(sample.at, sample.index)
+        trained = self.sample(sample.at, sample.index, sample.tokens)
         found = trained.log_probs if trained is not None else None
         return found if found is not None else sample.log_probs
 
@@ -80,6 +91,8 @@ class Trained:
                     position = whole_number(sample.extra.get("rollout_position"))
                     if position is not None:
                         self._places.setdefault(position, (file, sample.at))
+                    elif "decoded_tokens" in sample.extra:  # Relax writes it, and its sample_index is the rank's
+                        self._by_tokens.setdefault(hash(tuple(sample.tokens or ())), (file, sample.at))
                     elif sample.index is not None:
                         self._by_index.setdefault(sample.index, (file, sample.at))
                     yield

@@ -267,6 +267,17 @@ def test_bad_input(
     assert "Traceback" not in told
 
 
+def test_lines_of_relax(place: Path, answer: Answer) -> None:
+    path = place / "rollout_result" / "train" / "3.jsonl"
+    path.parent.mkdir(parents=True)
+    fields = ("group_index", "prompt", "response", "response_length", "label", "reward", "status")
+    rows = [{"sample_index": at} | {name: sample(at)[name] for name in fields} for at in range(16)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = answer("rewards.py:plain", "rollout_result")
+    assert (found["scored"], found["total"]["changed"], found["total"]["mean_after"]) == (16, 8, 1.0)
+    assert found["rollouts"] == [3]
+
+
 def test_several_dumps_do_not_fit_into_one_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rollout(place / "dumps" / "4.pt", rollout_id=4)
     assert main(["dump", "replay-reward", "rewards.py:plain", "dumps", "--write", "out.pt"]) == 2

@@ -138,6 +138,51 @@ def test_samples_that_can_not_be_sent_are_counted(send: Send, rows: Rows) -> Non
     assert found["left_out"] == {"it has no rollout_log_probs": 1, "it has no tokens": 1}
 
 
+def relax(rows: Rows) -> Rows:
+    """The same samples as lines of Relax's `rollout_result/train/N.jsonl`."""
+    return [
+        {
+            "rollout_id": 3,
+            "sample_index": row["index"],
+            "prompt": row["prompt"],
+            "response": row["response"],
+            "reward": 1.0,
+            "prompt_length": len(row["tokens"]) - row["response_length"],
+            "response_length": row["response_length"],
+            "total_length": len(row["tokens"]),
+            "response_token_ids": row["tokens"][-row["response_length"] :],
+            "status": row["status"],
+            "group_index": 0,
+            "response_rollout_log_probs": row["rollout_log_probs"],
+            "response_rollout_log_probs_mask": [1] * row["response_length"],
+        }
+        for row in rows
+    ]
+
+
+def test_lines_of_relax_get_their_prompts_tokens_from_the_engine(
+    send: Send, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = relax(rows)
+    lines[1]["prompt_length"] += 1
+    lines[2]["response_rollout_log_probs"][3] = 0.0
+    lines[2]["response_rollout_log_probs_mask"][3] = 0
+    path = tmp_path / "rollout_result" / "train" / "3.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["dump", "send", URL, str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["compared"], found["differ"], found["gap"]["tokens"]) == (5, 0, 5 * 8 - 1)
+    assert found["gap"]["max"] < 1e-5
+    assert next(iter(found["left_out"])).startswith("its prompt had")
+
+
+def test_an_odd_temperature_is_counted(send: Send, rows: Rows) -> None:
+    rows[0]["metadata"]["sampling_params"]["temperature"] = "hot"
+    code, found, _ = send(rows)
+    assert (code, found["compared"], found["left_out"]) == (0, 5, {"its recorded temperature is 'hot'": 1})
+
+
 def test_nothing_could_be_compared(send: Send, rows: Rows) -> None:
     for row in rows:
         row["rollout_log_probs"] = None
