@@ -48,7 +48,7 @@ def diff(
         )
     if as_json:
         sides = [[str(ref.path) for ref in side.refs] for side in (a, b)]
-        print_json({"kind": "dump-diff", "a": sides[0], "b": sides[1], "summary": summary, "prompts": rows})
+        print_json({"a": sides[0], "b": sides[1], "summary": summary, "prompts": rows})
     else:
         print("\n".join([*_summary(summary), "", *_table(rows[:limit])]))
         if len(rows) > limit:

@@ -131,27 +131,50 @@ def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
         yield from _sorted(refs, wanted, choose)
         return
     passed, left = 0, wanted.limit
+    broken: RltopError | None = None
     for ref in refs:
         if left <= 0:
-            return
-        with opened(ref) as dump:
-            if choose is None and not wanted.search:
-                start = max(wanted.offset - passed, 0)
-                dump.scanned(start + left)
-                there = dump.file.page(start, start + left)
-                passed += dump.file.count() or 0
-                found: Iterator[tuple[DumpSample, DumpSample | None]] = ((one, dump.trained(one)) for one in there)
-            else:
-                found = _fitting(dump, wanted.search, choose)
-            for sample, trained in found:
-                if choose is not None or wanted.search:
-                    passed += 1
-                    if passed <= wanted.offset:
-                        continue
-                yield Shown(ref, sample, trained)
-                left -= 1
-                if left <= 0:
-                    return
+            break
+        try:
+            with opened(ref) as dump:
+                if choose is None and not wanted.search:
+                    found, gone = _at(dump, max(wanted.offset - passed, 0), left)
+                    passed += gone
+                else:
+                    found = _fitting(dump, wanted.search, choose)
+                for sample, trained in found:
+                    if choose is not None or wanted.search:
+                        passed += 1
+                        if passed <= wanted.offset:
+                            continue
+                    yield Shown(ref, sample, trained)
+                    left -= 1
+                    if left <= 0:
+                        break
+        except RltopError as error:  # what was before the damage is shown, then the other dumps
+            if broken is not None:
+                note(str(broken))
+            broken = error
+    if broken is not None:
+        raise broken
+
+
+def _at(dump: Dump, start: int, count: int) -> tuple[Iterator[tuple[DumpSample, DumpSample | None]], int]:
+    """(samples from `start` on, samples of the dump as far as they are known). A damage is raised behind them."""
+    broken: RltopError | None = None
+    try:
+        dump.scanned(start + count)
+    except RltopError as error:
+        broken = error
+
+    def found() -> Iterator[tuple[DumpSample, DumpSample | None]]:
+        for at in range(start, min(start + count, dump.file.indexed())):
+            sample = dump.file.sample(at)
+            yield sample, dump.trained(sample)
+        if broken is not None:
+            raise broken
+
+    return found(), dump.file.indexed()
 
 
 def _fitting(dump: Dump, search: str, choose: Filter | None) -> Iterator[tuple[DumpSample, DumpSample | None]]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rltop.cli.dump_open import Shown, Wanted, chosen_dumps, opened, picked
-from rltop.cli.dump_text import Colour, sample_lines, with_colours
+from rltop.cli.dump_text import LEGEND, Colour, sample_lines, with_colours
 from rltop.cli.output import note, number, print_json, size, table
+from rltop.errors import RltopError
 
 if TYPE_CHECKING:
     from rltop.evidence.dump_find import DumpRef
@@ -57,9 +58,17 @@ def show(pattern: str, wanted: Wanted, how: How, *, evaluation: bool) -> int:
 
 
 def _json(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
-    samples = [_sample(one, how) for one in shown]
-    dumps = [_dump(ref, metrics=_metrics(ref, how)) for ref in refs]
-    print_json({"kind": "dump-show", "dumps": dumps, "offset": wanted.offset, "samples": samples})
+    samples: list[dict[str, Any]] = []
+    told: dict[str, Any] = {"dumps": [], "offset": wanted.offset, "samples": samples}
+    broken: RltopError | None = None
+    try:
+        samples.extend(_sample(one, how) for one in shown)
+    except RltopError as error:
+        broken, told["broken"] = error, str(error)
+    told["dumps"] = [_dump(ref, metrics=_metrics(ref, how)) for ref in refs]
+    print_json(told)
+    if broken is not None:
+        raise broken
     return 0
 
 
@@ -73,6 +82,8 @@ def _text(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
         if one.ref is not last:
             last = one.ref
             print("\n".join(_title(one.ref, how)))
+            if colours and not count:
+                note(LEGEND)
         told = whole(one.sample, one.trained, (), texts.of(one.ref))
         print("\n".join(["", *sample_lines(told, colours=colours, everything=how.whole, tokens=how.tokens)]))
         count += 1
@@ -102,9 +113,12 @@ def _metrics(ref: DumpRef, how: How) -> dict[str, float] | None:
     from rltop.evidence.dump_stats import DumpStats
 
     found = DumpStats(is_eval=ref.is_eval)
-    with opened(ref) as dump:
-        for sample in dump.samples():
-            found.add(sample, dump.trained(sample))
+    try:
+        with opened(ref) as dump:
+            for sample in dump.samples():
+                found.add(sample, dump.trained(sample))
+    except RltopError:  # said where the samples are shown; metrics of some of them are none
+        return None
     return found.metrics()
 
 

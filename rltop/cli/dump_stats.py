@@ -37,7 +37,7 @@ def stats(pattern: str, asked: Asked, *, groups: int, evaluation: bool, as_json:
         else:
             print("\n".join(_lines(ref, found, rows, groups)))
     if as_json:
-        print_json({"kind": "dump-stats", "dumps": told})
+        print_json({"dumps": told})
     return 0
 
 

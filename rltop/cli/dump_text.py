@@ -20,6 +20,7 @@ Colour = Literal["auto", "always", "never"]
 LIKELY, HALF, RARE = math.log(0.9), math.log(0.5), math.log(0.1)
 GAP = 0.1
 """Nats; slime's CI refuses a mean of more (`--ci-train-rollout-logprob-abs-diff-threshold`)."""
+LEGEND = f"colours: probability below 0.9 green, 0.5 yellow, 0.1 red; underlined: |train - rollout| above {GAP}"
 MOST_SHOWN = 4_000
 """Characters of a prompt or response unless all of it is asked for."""
 MOST_ODD = 5

@@ -45,12 +45,21 @@ class Entry:
 class Archive:
     """A zip archive in `view`, the bytes of the whole file."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, *, salvage: bool = False) -> None:
+        """salvage: of a file without directory take the pickle that it begins with, and say so in `damage`."""
         self._view = view
-        begin, end = _directory(view)
-        self._names = view[begin:end]
         self._hint = 0
-        entry = self._pickle_entry()
+        self.damage = ""
+        try:
+            begin, end = _directory(view)
+        except Unreadable as error:
+            entry = _first(view) if salvage else None
+            if entry is None:
+                raise
+            self._names, self.damage = view[:0], str(error)
+        else:
+            self._names = view[begin:end]
+            entry = self._pickle_entry()
         self.prefix = entry.name[: -len("data.pkl")]
         """What the names of the archive's entries begin with."""
         self._entry = entry
@@ -160,6 +169,19 @@ def _directory(view: memoryview) -> tuple[int, int]:
     if begin + size > end:
         raise Unreadable("truncated or damaged archive (its directory is larger than the file)")
     return begin, begin + size
+
+
+def _first(view: memoryview) -> Entry | None:
+    """The pickle that a file of torch.save begins with, up to the end of the file: the directory was to come last."""
+    head = bytes(view[: _LOCAL.size])
+    if len(head) < _LOCAL.size or head[:4] != b"PK\x03\x04":
+        return None
+    method, name_size, extra_size = (_LOCAL.unpack(head)[at] for at in (3, 9, 10))
+    name = bytes(view[_LOCAL.size : _LOCAL.size + name_size]).decode("utf-8", "replace")
+    size = len(view) - _LOCAL.size - name_size - extra_size
+    if method != _STORED or not name.endswith("data.pkl") or size <= 0:
+        return None
+    return Entry(name, 0, size, size, method, 0)
 
 
 def _wide(extra: memoryview, size: int, packed: int, header: int) -> tuple[int, int, int]:

@@ -51,8 +51,14 @@ class DumpFile:
         try:
             if _is_json(path):
                 return cls(path, stack.enter_context(lines(path)), None, stack)
-            file = stack.enter_context(mapped(path))
-            return cls(path, Entries(file), file, stack)
+            file = stack.enter_context(mapped(path, salvage=True))
+            try:
+                found = cls(path, Entries(file), file, stack)
+            except Unreadable as error:
+                raise Unreadable(file.damage or str(error)) from error
+            if found.damage and not found.indexed():
+                raise Unreadable(found.damage)
+            return found
         except (Unreadable, OSError) as error:
             stack.close()
             why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
@@ -71,6 +77,11 @@ class DumpFile:
         self._stack.close()
 
     @property
+    def damage(self) -> str:
+        """Why not all of the file can be read: the samples before the damage are there, `scan` raises at their end."""
+        return self._file.damage if self._file is not None else ""
+
+    @property
     def foreign(self) -> tuple[str, ...]:
         """Names outside of the allow-list that the parts read so far wanted to import."""
         return self._entries.foreign if isinstance(self._entries, Entries) else ()
@@ -84,7 +95,7 @@ class DumpFile:
 
     def count(self) -> int | None:
         """Samples; None until the end of the dump was reached (`scan`, `page` past it, or a whole iteration)."""
-        return len(self._entries) if self._entries.ended else None
+        return len(self._entries) if self._entries.ended and not self.damage else None
 
     def indexed(self) -> int:
         """Samples whose place is known so far."""
@@ -111,7 +122,9 @@ class DumpFile:
                         told = clock()
                         yield self.share
             except Unreadable as error:
-                raise _unreadable(self.path, f"{error} ({len(self._entries)} samples before it)") from error
+                raise self._broken(str(error)) from error
+        if self.damage and (upto is None or len(self._entries) < upto):
+            raise self._broken(self.damage)
         yield self.share
 
     def sample(self, at: int) -> DumpSample:
@@ -151,6 +164,9 @@ class DumpFile:
             at += 1
 
     # -- inside
+
+    def _broken(self, why: str) -> RltopError:
+        return _unreadable(self.path, f"{self.damage or why} ({len(self._entries)} samples before it)")
 
     def _is_reached(self, upto: int | None) -> bool:
         return self._entries.ended or (upto is not None and len(self._entries) >= upto)

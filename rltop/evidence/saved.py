@@ -43,6 +43,8 @@ class Mapped:
     archive: Archive | None = None
     swapped: bool = False
     touched_bytes: int = 0
+    damage: str = ""
+    """Why not all of it can be read."""
 
     def floats(self, ref: TensorRef) -> list[float]:
         """Values of a tensor, flat. Empty where it can not be read: other layout, too large, cut off."""
@@ -97,8 +99,11 @@ def decode(raw: bytes, dtype: str, *, swapped: bool = False) -> list[float]:
 
 
 @contextmanager
-def mapped(path: Path) -> Iterator[Mapped]:
-    """A `.pt` or pickle file, mapped. Raises Unreadable, and OSError when it can not be opened."""
+def mapped(path: Path, *, salvage: bool = False) -> Iterator[Mapped]:
+    """A `.pt` or pickle file, mapped. Raises Unreadable, and OSError when it can not be opened.
+
+    salvage: of a `.pt` that was cut off take what is there of its pickle, without tensors; `damage` says why.
+    """
     size = path.stat().st_size
     if size == 0:
         raise Unreadable("the file is empty")
@@ -107,10 +112,10 @@ def mapped(path: Path) -> Iterator[Mapped]:
     view = memoryview(data)
     try:
         if bytes(view[:2]) == b"PK":
-            archive = Archive(view)
+            archive = Archive(view, salvage=salvage)
             order = archive.record("byteorder")  # absent in older files
             swapped = order is not None and bytes(order[:8]) == b"big"
-            yield Mapped(archive.pickle(), 0, size, data, archive, swapped)
+            yield Mapped(archive.pickle(), 0, size, data, archive, swapped, damage=archive.damage)
         else:
             yield Mapped(view, _begin(view), size, data)
     finally:

@@ -214,7 +214,7 @@ def empty(tmp_path: Path) -> list[object]:
 
 def cut(tmp_path: Path) -> list[object]:
     path = rollout(tmp_path / "3.pt")
-    path.write_bytes(path.read_bytes()[:-900])
+    path.write_bytes(path.read_bytes()[:90])
     return ["show", path]
 
 
@@ -265,6 +265,26 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (code, out) == (2, "")
     assert why in err
     assert "do:" in err
+
+
+def test_samples_before_the_damage_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = rollout(tmp_path / "3.pt")
+    rollout(tmp_path / "4.pt", 2, rollout_id=4)
+    path.write_bytes(path.read_bytes()[:5000])
+    code, out, err = run(capsys, "show", tmp_path, "-n", 100, "--no-metrics")
+    assert code == 2
+    assert "sample 3  index 3" in out
+    assert f"{tmp_path}/4.pt  rollout 4" in out
+    assert "truncated or damaged archive" in err
+    assert "samples before it" in err
+    assert "do:" in err
+    code, out, _ = run(capsys, "show", path, "-n", 100, "--json")
+    found = json.loads(out)
+    assert (code, len(found["samples"]) > 3, "truncated" in found["broken"]) == (2, True, True)
+    code, out, _ = run(capsys, "show", path, "-n", 2, "--no-metrics")
+    assert (code, "sample 1" in out) == (0, True)
+    code, _, err = run(capsys, "stats", path)
+    assert (code, "truncated" in err) == (2, True)
 
 
 def test_a_broken_dump_among_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
