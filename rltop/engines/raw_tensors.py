@@ -232,8 +232,8 @@ _MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 _SEEDS = (_SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & _MASK32)
 _POSITION = (0x27D4EB2D, 0x165667B1)
 _TURN = (15, 13)
-_BLOCK_TILES = 256
-"""Tiles per step here: 8 MiB."""
+_BLOCK_TILES = 8
+"""Tiles per step here: what the arithmetic needs stays in the processor's cache."""
 
 
 def gpu_digest(chunks: Chunks) -> str:
@@ -244,48 +244,65 @@ def gpu_digest(chunks: Chunks) -> str:
     gives 64 bits; tiles are added modulo 2^64 and splitmix64's finaliser ends it. Needs numpy.
     """
     np = _numpy()
-    words, total, count = bytearray(), 0, 0
-    pieces: list[Array] = []
+    step, rest, count = 4 * TILE_WORDS * _BLOCK_TILES, bytearray(), 0
+    sums: list[Array] = []
     for chunk in chunks:
-        words += chunk
-        whole = len(words) // (4 * TILE_WORDS * _BLOCK_TILES) * 4 * TILE_WORDS * _BLOCK_TILES
-        if whole:
-            pieces.append(_tile_sums(np.frombuffer(bytes(words[:whole]), "<u4"), count))
-            count += whole // 4
-            del words[:whole]
-    if words:
-        words += b"\0" * (-len(words) % 4)
-        pieces.append(_tile_sums(np.frombuffer(bytes(words), "<u4"), count))
-        count += len(words) // 4
+        view = memoryview(chunk)
+        if rest:  # fill it up to a whole step first
+            missing = step - len(rest)
+            rest += view[:missing]
+            view = view[missing:]
+            if len(rest) < step:
+                continue
+            sums.append(_tile_sums(np.frombuffer(rest, "<u4"), count))
+            count += step // 4
+            rest = bytearray()
+        whole = len(view) // step * step
+        for at in range(0, whole, step):
+            sums.append(_tile_sums(np.frombuffer(view[at : at + step], "<u4"), count))
+            count += step // 4
+        rest += view[whole:]
+    if rest:
+        rest += b"\0" * (-len(rest) % 4)
+        sums.append(_tile_sums(np.frombuffer(rest, "<u4"), count))
+        count += len(rest) // 4
     if not count:
         return f"{0:016x}"
-    length = np.uint32(count * 4 & _MASK32)
-    for sums in pieces:
-        high, low = (_mixed(sums[at] ^ length).astype(np.uint64) for at in range(2))
-        total = (total + int(((high << np.uint64(32)) | low).sum(dtype=np.uint64))) & _MASK64
+    every = np.concatenate(sums, axis=1) ^ np.uint32(count * 4 & _MASK32)
+    high, low = (_mix(every[at].copy()).astype(np.uint64) for at in range(2))
+    total = int(((high << np.uint64(32)) | low).sum(dtype=np.uint64))
     return f"{_splitmix64(total):016x}"
 
 
 def _tile_sums(words: Array, first: int) -> Array:
     """`[2, tiles]`: both sums of each tile, modulo 2^32. first: position of the first word, a multiple of the tile."""
     np = _numpy()
-    at = np.arange(first, first + len(words), dtype=np.uint64).astype(np.uint32)
+    begin = first & _MASK32
+    at = np.arange(begin, begin + len(words), dtype=np.uint64).astype(np.uint32)
     bounds = np.arange(0, len(words), TILE_WORDS)
-    sums = []
-    for seed, factor, turn in zip(_SEEDS, _POSITION, _TURN, strict=True):
-        turned = (at << np.uint32(turn)) | (at >> np.uint32(32 - turn))
-        mixed = _mixed(words ^ ((at * np.uint32(factor) + np.uint32(seed)) ^ turned))
-        sums.append(np.add.reduceat(mixed.astype(np.uint64), bounds).astype(np.uint32))
-    return np.stack(sums)
+    sums = np.empty((2, len(bounds)), np.uint32)
+    turned, other = np.empty_like(at), np.empty_like(at)
+    for row, (seed, factor, turn) in enumerate(zip(_SEEDS, _POSITION, _TURN, strict=True)):
+        np.left_shift(at, np.uint32(turn), out=turned)
+        np.right_shift(at, np.uint32(32 - turn), out=other)
+        turned |= other
+        np.multiply(at, np.uint32(factor), out=other)
+        other += np.uint32(seed)
+        other ^= turned
+        other ^= words
+        sums[row] = np.add.reduceat(_mix(other), bounds, dtype=np.uint32)
+    return sums
 
 
-def _mixed(x: Array) -> Array:
+def _mix(x: Array) -> Array:
+    """Murmur3's 32-bit finaliser, in place."""
     np = _numpy()
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x85EBCA6B)
-    x ^= x >> np.uint32(13)
-    x = x * np.uint32(0xC2B2AE35)
-    x ^= x >> np.uint32(16)
+    shifted = np.empty_like(x)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 0)):
+        np.right_shift(x, np.uint32(shift), out=shifted)
+        x ^= shifted
+        if factor:
+            x *= np.uint32(factor)
     return x
 
 

@@ -55,6 +55,8 @@ class Prepared:
 
     probe: tuple[float, ...]
     """Log-probs of the probe before, from its second token on."""
+    weights: Sequence[Mapping[str, str]] = field(default_factory=tuple)
+    """Digests of each rank before: the probe's are those of these weights."""
     digests: Sequence[Mapping[str, str]] = field(default_factory=tuple)
     """Of each rank, after the reset."""
 
@@ -76,18 +78,22 @@ def prepare(engines: Engines, vocab_size: int) -> dict[str, Prepared]:
 
 
 def _prepared(client: EngineClient, vocab_size: int) -> Prepared:
-    probe = read_probe(client, vocab_size)
+    probe, weights = read_probe(client, vocab_size), _digests(client)
     client.weights_checker("snapshot")
     client.weights_checker("reset_tensors")
     with contextlib.suppress(EngineRefused):  # an engine that keeps its label loses nothing: nobody asks it now
         client.set_weight_version(RESET)
     with contextlib.suppress(EngineRefused):  # prompts of the old weights
         client.flush_cache()
+    return Prepared(probe, weights, _digests(client))
+
+
+def _digests(client: EngineClient) -> list[dict[str, str]]:
+    """Of each rank; none where the engine tells none."""
     try:
-        digests = [held for _, held in ranks_of(client.weights_checker("checksum"))]
+        return [held for _, held in ranks_of(client.weights_checker("checksum"))]
     except EngineRefused:
-        digests = []
-    return Prepared(probe, digests)
+        return []
 
 
 def _requests(client: EngineClient) -> int:
@@ -124,7 +130,7 @@ def _concluded(name: str, client: EngineClient, reply: EngineReply, before: Prep
                     findings.append(_only_told(name, parameter, word.max_abs_err))
         else:
             note = f"its own compare cannot run here: {words_of(error.message)}"
-    if not findings and reply.same is not False:
+    if not findings and reply.same is not False and _digests(client) == list(before.weights):
         lost = lost_buffer(before.probe, read_probe(client, vocab_size))
         findings = [dataclasses.replace(lost, engine=name)] if lost else []
     if findings:

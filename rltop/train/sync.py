@@ -203,12 +203,12 @@ def compare(
                 error = error or now
         gone = isinstance(error, EngineUnreachable)
         why = f"{error.what}: {error.why}" if gone else error.why
-        if gone:
-            return EngineReply(ok=False, version=found, message=why, gone=True)
         bent = [dataclasses.replace(one, engine=name) for one in values.values() if one.kind == "wrong-shape"]
-        if bent:
+        if bent:  # also of one that is gone: a tensor of another shape ends a real SGLang
             why += "; " + told(bent)
-        return EngineReply(ok=False, version=found, message=why, findings=tuple(bent), differing=len(bent))
+        return EngineReply(
+            ok=False, version=found, message=why, gone=gone and not bent, findings=tuple(bent), differing=len(bent)
+        )
 
     with _side_by_side(engines) as pool:
         replies = dict(zip(engines, pool.map(look, engines), strict=True))

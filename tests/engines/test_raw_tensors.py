@@ -36,6 +36,33 @@ def pattern(size: int) -> bytes:
 # ---------------------------------------------------------------------- digests
 
 
+GPU_DIGESTS = {
+    1: "3d93a6540b54ef2a",
+    2: "6e0ac8b53a1f26a7",
+    3: "83ecbba8b65be5c4",
+    4: "5733f11e314b0bb4",
+    5: "f04dcfbee8264010",
+    8: "e12936f03d196ced",
+    16: "a811dad9dedfde63",
+    1000: "2981f436e8d83ed9",
+    32768: "b07809ef6d9a0ce7",
+    32769: "1ea5777181128f56",
+    100_000: "591203fed5b3ca1d",
+    5_000_003: "90c4d6c4aa0e62e6",
+    40_000_000: "3e459d929020465e",
+}
+"""Bytes of `pattern` -> `gpu_tensor_hash` of SGLang 0.5.14 (Triton 3.6.0) on an H200: parts of a word, one tile,
+several, and more than one step of its reduction."""
+
+
+LARGE = pytest.param(40_000_000, marks=pytest.mark.soak)  # seconds, most of them for the pattern
+
+
+@pytest.mark.parametrize("size", [*(size for size in GPU_DIGESTS if size < 10_000_000), LARGE])
+def test_a_gpu_s_digest_is_sglang_s_own(size: int) -> None:
+    assert gpu_digest([pattern(size)]) == GPU_DIGESTS[size]
+
+
 @given(st.binary(max_size=4000), st.integers(1, 999))
 def test_a_digest_does_not_depend_on_how_the_bytes_come(data: bytes, size: int) -> None:
     pieces = [data[at : at + size] for at in range(0, len(data), size)]

@@ -3,8 +3,24 @@
 Signatures and in-place behaviour are vllm's; the arithmetic is the textbook one, in the input's dtype unless noted.
 """
 
+import os
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+LOSE_ROTARY = os.environ.get("RLTOP_SOAK_LOSE_ROTARY", "")
+"""A file: once it is there, SGLang's own rotary table is zeroed in place, as if its memory had been lost."""
+
+
+def _lose(module: Any, _: Any) -> None:
+    if hasattr(module, "cos_sin_cache") and os.path.exists(LOSE_ROTARY):
+        module.cos_sin_cache.zero_()
+
+
+if LOSE_ROTARY:
+    register_module_forward_pre_hook(_lose)
 
 
 def rotary_embedding(
