@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rltop.evidence.dump_sample import DumpSample
 
 
+MOST_NAMED = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """What was asked for."""
@@ -26,7 +29,7 @@ class Pick:
 
     def refs(self) -> Sequence[DumpRef]:
         """The rollout dumps, by rollout id. Raises RltopError where there is none; says on stderr what is left out."""
-        from rltop.evidence.dump_find import find_dumps
+        from rltop.evidence.dump_find import find_dumps, holes
 
         found = find_dumps(self.pattern)
         for ref in found:
@@ -47,21 +50,32 @@ class Pick:
             raise RltopError(f"no {kind} dump", where=self.pattern, why=f"{len(rollouts)} of the other kind", do=do)
         if len(refs) < len(rollouts):
             note(f"{len(rollouts) - len(refs)} {'training' if self.evaluation else 'eval_'} dumps are left out")
+        if missing := holes(refs):
+            named = ", ".join(map(str, missing[:MOST_NAMED])) + ("…" if len(missing) > MOST_NAMED else "")
+            note(f"there is no dump of rollout {named} between the others")
         return refs
 
-    def samples(self, refs: Sequence[DumpRef]) -> Iterator[tuple[DumpRef, DumpSample]]:
-        """One after the other, a dump open at a time; tensors of a sample can be read until the next one is taken."""
+    def samples(self, refs: Sequence[DumpRef], broken: list[str]) -> Iterator[tuple[DumpRef, DumpSample]]:
+        """One after the other, a dump open at a time; tensors of a sample can be read until the next one is taken.
+
+        A dump that can be read no further is named in `broken`, and what came before stands.
+        """
         from rltop.evidence.dump_file import DumpFile
 
         takes, left = self._filter(), self.limit
         for ref in refs:
-            with DumpFile.open(ref.path) as dump:
-                for one in dump:
-                    if left == 0:
-                        return
-                    if takes(one):
-                        left = None if left is None else left - 1
-                        yield ref, one
+            at = 0
+            try:
+                with DumpFile.open(ref.path) as dump:
+                    for one in dump:
+                        if left == 0:
+                            return
+                        at = one.at + 1
+                        if takes(one):
+                            left = None if left is None else left - 1
+                            yield ref, one
+            except RltopError as error:
+                broken.append(f"{ref.path}, from sample {at} on: {error.why or error.what}")
 
     def nothing(self) -> RltopError:
         """The error for no sample at all."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,6 +106,10 @@ class _Seen:
     """(kind, why, place) -> (rollout id, position) of the samples."""
     rewards: dict[Path, dict[int, Any]] = field(default_factory=dict)
     """New rewards, where they are to be written."""
+    broken: list[str] = field(default_factory=list)
+    """Dumps that end too early."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Parts of samples that the function did not get: they wanted to import something."""
 
 
 def run(ask: _Ask, *, as_json: bool) -> int:
@@ -121,14 +126,14 @@ def run(ask: _Ask, *, as_json: bool) -> int:
     result, seen = Rescore(largest=ask.largest), _Seen()
     with contextlib.redirect_stdout(sys.stderr):
         asyncio.run(_score_all(ask, function, refs, result, seen))
-    if not result.total.samples and not seen.unscored:
+    if not result.total.samples and not seen.unscored and not seen.broken:
         raise ask.pick.nothing()
     written = [_write(ask.write, ref, seen.rewards.get(ref.path, {})) for ref in refs] if ask.write else []
     if as_json:
         print_json(_object(ask, result, seen, written))
     else:
         print("\n".join(_lines(ask, result, seen, written)))
-    return 1 if seen.unscored else 0
+    return 1 if seen.unscored or seen.broken else 0
 
 
 def _args(ask: _Ask) -> dict[str, Any]:
@@ -177,7 +182,7 @@ def _batches(
 
     source: DumpRef | None = None
     group: list[tuple[DumpSample, Any]] = []
-    for ref, one in ask.pick.samples(refs):
+    for ref, one in ask.pick.samples(refs, seen.broken):
         if group and not (batched and ref is source and _together(group, one)):
             assert source is not None
             yield source, group
@@ -187,6 +192,7 @@ def _batches(
             seen.dumps += 1
             if ref.rollout_id is not None:
                 seen.rollouts.add(ref.rollout_id)
+        seen.refused.update(one.refused)
         group.append((one, reward_sample(one)))
     if group:
         assert source is not None
@@ -333,6 +339,8 @@ def _lines(ask: _Ask, result: Rescore, seen: _Seen, written: Sequence[Path]) -> 
         ]
         lines += ["", *table(("rollout", "at", "group", "status", "before", "now", "response ends with"), moved)]
     lines += _failure_lines(seen)
+    lines += [f"not made     {name}, in {count} samples" for name, count in seen.refused.most_common(MOST_KINDS)]
+    lines += [f"BROKEN       {told}" for told in seen.broken]
     return lines + [f"written      {path}" for path in written]
 
 
@@ -381,6 +389,8 @@ def _object(ask: _Ask, result: Rescore, seen: _Seen, written: Sequence[Path]) ->
             }
             for (kind, why, place), samples in sorted(seen.failures.items(), key=lambda item: -len(item[1]))
         ],
+        "not_made": dict(seen.refused),
+        "broken": seen.broken,
         "written": [str(path) for path in written],
     }
 

@@ -98,13 +98,13 @@ def run(ask: _Ask, *, as_json: bool) -> int:
     refs = ask.pick.refs()
     seen, asked = Seen(), Asked(ask.url, ask.sample, ask.tolerance)
     facts = asyncio.run(_send_all(ask, refs, seen))
-    if not seen.sent and not seen.skipped:
+    if not seen.sent and not seen.skipped and not seen.broken:
         raise ask.pick.nothing()
     if as_json:
         print_json(as_object(asked, facts, seen))
     else:
         print("\n".join(lines(asked, facts, seen)))
-    return 1 if seen.differs or seen.failed or seen.stopped or not seen.compared else 0
+    return 1 if seen.differs or seen.failed or seen.stopped or seen.broken or not seen.compared else 0
 
 
 async def _send_all(ask: _Ask, refs: Sequence[DumpRef], seen: Seen) -> Examined:
@@ -123,7 +123,7 @@ async def _send_all(ask: _Ask, refs: Sequence[DumpRef], seen: Seen) -> Examined:
         tasks: set[asyncio.Task[None]] = set()
         first = True
         try:
-            for ref, sample in ask.pick.samples(refs):
+            for ref, sample in ask.pick.samples(refs, seen.broken):
                 if seen.stopped:
                     break
                 if first and not ask.force:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -276,6 +277,41 @@ def test_lines_of_relax(place: Path, answer: Answer) -> None:
     found = answer("rewards.py:plain", "rollout_result")
     assert (found["scored"], found["total"]["changed"], found["total"]["mean_after"]) == (16, 8, 1.0)
     assert found["rollouts"] == [3]
+
+
+def test_a_dump_that_ends_too_early_keeps_what_was_scored(place: Path, answer: Answer) -> None:
+    rows = [{"index": at, "prompt": "p", "response": "r", "reward": 0.0} for at in range(6)]
+    whole = pickle.dumps({"rollout_id": 9, "samples": rows}, protocol=2)
+    (place / "cut").mkdir()
+    (place / "cut" / "9.pkl").write_bytes(whole[:-30])
+    found = answer("rewards.py:plain", "cut", code=1)
+    assert 0 < found["scored"] < 6
+    assert f"9.pkl, from sample {found['scored']} on" in found["broken"][0]
+
+
+class Hostile:
+    """What unpickling would call."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("pwned"),))
+
+
+def test_what_a_dump_wants_to_import_is_not_made_and_named(place: Path, answer: Answer) -> None:
+    rows = [sample(at) for at in range(3)]
+    rows[1]["metadata"] = Hostile()
+    save(place / "hostile.pt", {"rollout_id": 0, "samples": rows})
+    found = answer("rewards.py:plain", "hostile.pt")
+    assert found["scored"] == 3
+    assert [name.partition(":")[0] for name in found["not_made"]] == ["metadata"]
+    assert not (place / "pwned").exists()
+
+
+def test_rollouts_without_a_dump_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollout(place / "dumps" / "6.pt", rollout_id=6)
+    assert main(["dump", "replay-reward", "rewards.py:plain", "dumps"]) == 0
+    told = capsys.readouterr()
+    assert "no dump of rollout 4, 5" in told.err
+    assert "32 samples of rollouts 3 to 6" in told.out
 
 
 def test_several_dumps_do_not_fit_into_one_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
