@@ -189,10 +189,10 @@ def _ansi_base() -> dict[str, Style]:
         "bad": Style(color="red", bold=True),
         "data": Style(color="cyan"),
         "limit": Style(color="yellow"),
-        "heat1": Style(dim=True, underline=True),
+        "heat1": Style(italic=True),
         "heat2": Style(underline=True),
         "heat3": Style(color="yellow", bold=True, underline=True),
-        "heat4": Style(color="yellow", bold=True, reverse=True),
+        "heat4": Style(color="yellow", bold=True, underline=True, italic=True),
         "plus": Style(color="cyan", bold=True),
         "minus": Style(color="yellow", underline=True),
     }

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from textual.theme import BUILTIN_THEMES
 
 from rltop.evidence.dump_find import find_dumps
 from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageQuery
 from rltop.tui.pager import PagerApp
+from rltop.tui.theme import Palette
 from tests.evidence import dump_files
 from tests.tui.dash import dash
 from tests.tui.dump_scene import Board, Renamed, model_dumps, pager
@@ -85,6 +87,19 @@ async def test_colours_change_with_the_mode_and_mean_what_the_legend_says(tmp_pa
         assert style(",") >= {"heat2"}
         await board.press("enter", *["right"] * 2)
         assert "heat1+cur" in {name for row in board.screen._right.rows for _, name in row}
+
+
+def test_what_the_colours_say_is_said_without_colours_too() -> None:
+    palette = Palette(BUILTIN_THEMES["ansi-dark"])
+    names = ["text", "faint", *(f"heat{level}" for level in (1, 2, 3, 4)), "plus", "minus", "text+cur"]
+    told = []
+    for name in names:
+        style = palette[name]
+        told.append((style.bold, style.dim, style.italic, style.underline, style.reverse))
+    signs = {told[names.index("plus")], told[names.index("minus")], told[0], told[-1]}
+    assert len(signs) == 4
+    heats = [one for name, one in zip(names, told, strict=True) if name not in ("plus", "minus")]
+    assert len(set(heats)) == len(heats)
 
 
 async def test_without_train_dump_and_tokenizer_it_says_what_is_missing(tmp_path: Path) -> None:

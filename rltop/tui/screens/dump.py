@@ -232,7 +232,7 @@ class DumpScreen(Screen[None], inherit_bindings=False):
         desk, dot = self.desk, f" {self._glyphs.dot} "
         link = self._link()
         name, facts = desk.file_words(), desk.file_facts()
-        room = max(10, width - 12 - len(name) - sum(len(text) for text, _ in link))
+        room = max(10, width - 15 - len(name) - sum(len(text) for text, _ in link))
         path = fit_middle(clean(desk.path, ascii_only=self._glyphs.ascii_only), room, mark=self._glyphs.cut)
         first = split(((" rltop dump ", "accent+b"), (name, "strong"), (f"  {path}", "dim")), link, width)
         words: list[Span] = []
