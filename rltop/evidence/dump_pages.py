@@ -280,7 +280,8 @@ class _Opened:
         if not rows.reach(self, query.start + 1, spent):
             return self._answer(query, rows, done=rows.done)
         sample = self.file.sample(rows.at(query.start))
-        rewards = [line.reward for line in (self.line(at) for at in self._group(sample.at)) if line.reward is not None]
+        group, all_of_it = self.group(sample.at, spent)
+        rewards = [line.reward for line in map(self.line, group) if line.reward is not None]
         told = whole(
             sample,
             self._trained.sample(sample.at, sample.index, sample.tokens),
@@ -293,34 +294,39 @@ class _Opened:
             samples=[told],
             count=rows.count,
             indexed=rows.gone(self),
-            done=self._trained.complete,
+            done=self._trained.complete and all_of_it,
             ended=rows.done,
         )
 
-    def _group(self, at: int) -> list[int]:
-        """Places of the samples around `at` that share its group: neighbours, as every trainer writes them."""
-        group = self.line(at).group
-        if group is None:
-            return [at]
-        low = at
-        while low > max(0, at - MOST_GROUP) and self.line(low - 1).group == group:
-            low -= 1
-        high = at
-        while high < at + MOST_GROUP:
-            try:
-                if self.line(high + 1).group != group:
-                    break
-            except IndexError:
-                break
-            high += 1
-        return list(range(low, high + 1))
+    def group(self, at: int, spent: Callable[[], bool]) -> tuple[list[int], bool]:
+        """(places of the samples around `at` that share its group, whether those are all).
 
-    def group(self, at: int) -> list[int]:
-        """As `_group`, empty past the end."""
+        They are neighbours, as every trainer writes them; without a group there are none.
+        """
+        group = self._group_of(at)
+        if group is None:
+            return [], True
+        found = [at]
+        for step in (-1, 1):
+            place = at + step
+            while abs(place - at) < MOST_GROUP:
+                if place not in self._lines and spent():
+                    return sorted(found), False
+                if self._group_of(place) != group:
+                    break
+                found.append(place)
+                place += step
+        return sorted(found), True
+
+    def _group_of(self, at: int) -> int | None:
+        """None where there is no sample either."""
         try:
-            return self._group(at)
+            return self.line(at).group
         except IndexError:
-            return []
+            return None
+        except RltopError as error:
+            self.broken = broken_words(error)
+            return None
 
 
 class _List:
@@ -356,9 +362,10 @@ class _List:
             small = opened.stamp[1] <= SMALL_BYTES
             self._reach_plain(opened, MOST_SAMPLES if small else count, spent)
         elif self._group_at >= 0:
-            self._fill(opened, opened.group(self._group_at))
-            self.done = True
-            self._put_in_order()
+            group, self.done = opened.group(self._group_at, spent)
+            if self.done:
+                self._fill(opened, group)
+                self._put_in_order()
         else:
             self._reach_listed(opened, count, spent)
         return count <= self.count

@@ -108,6 +108,21 @@ def test_a_group_is_the_neighbours_of_a_sample(pages: DumpPages, tmp_path: Path)
     assert ask(pages, path, group_at=99).count == 0
 
 
+def test_a_large_group_is_gone_through_in_slices(tmp_path: Path) -> None:
+    path = dump_files.rollout(tmp_path / "3.pt", 200, group_size=100)
+    ticks = count()
+    pages = DumpPages(budget_s=30.0, clock=lambda: float(next(ticks)))
+    (ref,) = find_dumps(str(path))
+    for query in (DumpPageQuery(str(path), start=150, want="whole"), DumpPageQuery(str(path), group_at=20, stop=9)):
+        tries = 1
+        while not (answer := pages.answer(ref, query)).done:
+            assert all(one["response"] == "answer 150 is 22500" for one in answer.samples), "it is shown at once"
+            tries += 1
+        assert tries > 2
+    assert (answer.count, places(answer)) == (100, list(range(9)))
+    pages.close()
+
+
 def test_one_sample_in_full(pages: DumpPages, tmp_path: Path) -> None:
     path = dump_files.rollout(tmp_path / "rollout_data" / "3.pt", label="x" * 9000, trace={"a": [1, 2]})
     found = ask(pages, path, start=5, want="whole").samples[0]

@@ -301,7 +301,7 @@ class SampleText(Struct):
             if gap is not None:
                 facts.append(("gap", f"{gap:.4g}", "text" if gap < 0.1 else "warn"))
             if advantage is not None:
-                facts.append(("advantage", f"{advantage:+.4g}", "text"))
+                facts.append(("advantage", f"{advantage:+.4g}" if advantage else "0", "text"))
             if tokens.masked(at):
                 facts.append(("", "masked: not in the loss", "dim"))
             rows += told_facts(facts, width, self.glyphs)
@@ -312,7 +312,7 @@ class SampleText(Struct):
         """Metadata and every field that is not shown elsewhere."""
         out: list[Row] = []
         for name, value in self.sample.get("fields") or ():
-            label = fit(self._safe(name), max(8, width // 3), mark=self.glyphs.cut)
+            label = fit(self._safe(name), max(8, width), mark=self.glyphs.cut)
             room = max(8, width - 2)
             lines = [
                 piece for one in clean_lines(value, ascii_only=self.glyphs.ascii_only) for piece in wrap(one, room)
