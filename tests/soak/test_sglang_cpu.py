@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,11 +17,15 @@ import torch
 
 from rltop.engines.client import AsyncEngineClient, EngineClient, WrongWeightVersion
 from rltop.engines.launch import EngineProcess, launch_engine
+from rltop.engines.resend import ready, recorded, sample_again, score
 from rltop.engines.scrape import scrape
 from rltop.engines.weights import checksum_differences, publish
+from rltop.evidence.dump_sample import make_sample
 from rltop.train.tiny_model import initial_weights
 from tests.engines.conftest import connect, running
 from tests.engines.contract import MODEL, PROMPT, ask, contract_model, other_weights, shape
+from tests.engines.test_resend import drawn
+from tests.evidence.dump_files import save
 from tests.soak.sglang_cpu import SglangCpu, sglang_cpu_environment
 from tests.soak.sglang_cpu.record import DATA, trim
 
@@ -46,6 +51,8 @@ PARENT = """
 import sys
 from pathlib import Path
 from rltop.engines.launch import launch_engine
+from tests.engines.test_resend import drawn
+from tests.evidence.dump_files import save
 from tests.soak.sglang_cpu import sglang_cpu_environment
 environment = sglang_cpu_environment(Path(sys.argv[1]))
 engine = launch_engine(environment.spec(Path(sys.argv[2]), Path(sys.argv[3]), run="soak", engine_id="orphan"))
@@ -125,6 +132,35 @@ def _scaled_gap(scored: Any, meta: Any, prompt: int, *, temperature: float) -> f
             logits[other] = logprob
         gaps.append(abs((logits / temperature).log_softmax(-1)[token].item() - value))
     return max(gaps)
+
+
+async def test_saved_samples_put_to_it_again(sglang: EngineProcess, tmp_path: Path) -> None:
+    """`rltop dump send`: its own tokens get their log-probs again, a greedy answer too; wrong ones are found."""
+    async with AsyncEngineClient(sglang.url) as client:
+        version = await client.weight_version()
+        await ready(client)
+        rows = await drawn(client, 6)
+        scored = [
+            await score(client, recorded(make_sample(at, row)), version=version, timeout_s=60)
+            for at, row in enumerate(rows)
+        ]
+        greedy = recorded(make_sample(0, (await drawn(client, 1, temperature=0.0))[0]))
+        again = await sample_again(client, greedy, greedy.params, version=version, timeout_s=60)
+    print(f"largest gap of teacher-forced log-probs to SGLang's own: {max(one.max_gap for one in scored):.2e}")
+    assert [len(one.gaps) for one in scored] == [8] * 6
+    assert max(one.max_gap for one in scored) < 1e-4
+    assert again.same
+    save(tmp_path / "3.pt", {"rollout_id": 3, "samples": rows})
+    command = [sys.executable, "-m", "rltop", "dump", "send", sglang.url, str(tmp_path / "3.pt"), "--json"]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["compared"], told["differ"], told["engine"]["stand_in"]) == (6, 0, None)
+    assert told["engine"]["vocab_size"] == 260
+    rows[2]["rollout_log_probs"] = [one - 1.0 for one in rows[2]["rollout_log_probs"]]
+    save(tmp_path / "3.pt", {"rollout_id": 3, "samples": rows})
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, json.loads(ended.stdout)["worst"][0]["at"]) == (1, 2)
 
 
 def test_tensors_by_value_arrive_bit_for_bit(sglang: EngineProcess) -> None:
