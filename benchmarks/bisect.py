@@ -1,239 +1,227 @@
 """What a bisection costs and how often it is right, beside what people do today, on the same bugs and engines.
 
-    python -m benchmarks.bisect [--bugs 2000] [--engines 1 4 8 32] [--jobs 2]
+    python -m benchmarks.bisect [--full] [--bugs 200] [--engines 1 8] [--setting plain] [--jobs 1]
 
-Four strategies: rltop's planner; the guide's checklist (one toggle off after the other, stop at the first quiet arm);
-every toggle off once, with repetition, until its members are known as surely as ours (tuned on other bugs than it is
-measured on); delta debugging (ddmin) with repetition. The bugs are random conjunctions of up to three of five toggles
-with 5 to 60 minutes to the crash, which nobody is told, and not only exponential (`rltop.bisect.simulate`).
+Strategies: rltop's planner, and `rltop.bisect.baselines`. The bugs are pinned in `bisect_scenarios.toml` and made
+by a simulator that knows nothing of the planner's model; hazards are told to nobody. The baselines' repetition is tuned
+on other bugs until they are right as often as the planner is on these: the ratio of minutes is at equal correctness.
+
+"right": the very culprit was named. "wrong": another was. The rest said that it can not be told. Intervals are 95 %:
+Wilson's for shares, the delta method on pairs for ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import statistics
-from collections.abc import Callable, Sequence
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
+from math import sqrt
+from pathlib import Path
+from typing import Any
 
-from rltop.bisect.belief import Trial
-from rltop.bisect.planner import Budget, Planner, Running
-from rltop.bisect.simulate import Bug, Ours, Outcome, Step, Strategy, bisect, bugs
-from rltop.bisect.space import space
+from rltop.bisect.baselines import Checklist, Ddmin, Exhaustive
+from rltop.bisect.facts import CrashFacts, Tables, weigh
+from rltop.bisect.planner import Budget, Planner
+from rltop.bisect.rehearse import Ours
+from rltop.bisect.simulate import Bug, Mix, Strategy, bisect, bugs
+from rltop.bisect.space import Space, space
 from rltop.evidence.priors import load
 
-TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "deepep", "prefill_graph")
-PRIORS = load().priors
-SPACE = space(TOGGLES, PRIORS)
-RESTART_MIN = 2.0
-BUDGET_MIN = 14 * 24 * 60.0
-"""None of them is cut short: what it costs is the question."""
+SCENARIOS = Path(__file__).with_name("bisect_scenarios.toml")
 RIGHT = {1: 0.95, 4: 0.95, 8: 0.98, 32: 0.98}
-"""Goals."""
-
-
-def _exposure(trials: Sequence[Trial], running: Sequence[Running], arm: int) -> float:
-    """Quiet minutes of an arm since its last crash; all engines together."""
-    minutes = 0.0
-    for trial in trials:
-        minutes = 0.0 if trial.arm == arm and trial.crashed else minutes + (trial.minutes if trial.arm == arm else 0.0)
-    return minutes + sum(one.minutes for one in running if one.arm == arm)
-
-
-def _crashed(trials: Sequence[Trial], arm: int) -> bool:
-    return any(trial.crashed and trial.arm == arm for trial in trials)
-
-
-@dataclass(frozen=True, slots=True)
-class Checklist:
-    """The guide's: each toggle off for a while, in order; the first that is quiet is the culprit."""
-
-    window_min: float = 60.0
-
-    def step(self, trials: Sequence[Trial], running: Sequence[Running], engine: str) -> Step | None:
-        """The first arm that is not decided and on no other engine."""
-        taken = {one.arm for one in running if one.engine != engine}
-        for arm in self._arms():
-            if not _crashed(trials, arm) and arm not in taken:
-                return Step(arm, max(0.05, self.window_min - _exposure(trials, running, arm)))
-        return None
-
-    def verdict(self, trials: Sequence[Trial], running: Sequence[Running], minutes: float) -> tuple[int | None] | None:
-        """The first of the list that is quiet; none if all crash."""
-        del minutes
-        for at, arm in enumerate(self._arms()):
-            if _crashed(trials, arm):
-                continue
-            return (1 << at,) if _exposure(trials, running, arm) >= self.window_min - 1e-6 else None
-        return (0,)
-
-    @staticmethod
-    def _arms() -> list[int]:
-        return [SPACE.all_on & ~(1 << at) for at in range(len(TOGGLES))]
+"""Goals, per number of engines."""
+HONEST = 0.90
+QUICK = 200
+"""Bugs per setting without `--full`."""
+BASELINES = (1, 2, 4, 8)
+REPEATS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0)
+TUNING_BUGS = 400
+KERNELS = {
+    "speculative": ("build_tree_efficient", "verify_tree_greedy"),
+    "overlap_schedule": ("at::native::vectorized_gather_kernel<16, long>", "at::native::index_elementwise_kernel"),
+    "deepep": (
+        "void deep_ep::internode_ll::dispatch<true, false, 7168>",
+        "void deep_ep::intranode::combine<__nv_bfloat16>",
+    ),
+    "prefill_graph": ("triton_poi_fused_add_mul_3",),
+}
+"""Kernels that are found at a fault of this toggle, as threads have them. Graphs have no kernel of their own."""
+ANY_KERNEL = (
+    "nvjet_tst_128x64_64x8",
+    "flash_fwd_splitkv_kernel",
+    "fused_moe_kernel",
+    "rms_norm_kernel",
+    "write_req_to_token_pool_triton",
+    "at::native::vectorized_gather_kernel<16, long>",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Exhaustive:
-    """Every toggle off, each until it crashes or was quiet for `repeat` mean times; the quiet ones are the culprit.
+class Setting:
+    """Bugs of one sort, and what is asked of the planner there."""
 
-    The mean time is estimated from `baseline` crashes with everything on, and from every other crash.
-    """
-
-    baseline: int
-    repeat: float
-
-    def step(self, trials: Sequence[Trial], running: Sequence[Running], engine: str) -> Step | None:
-        """Baselines first; then the undecided arm with the fewest engines."""
-        others = [one for one in running if one.engine != engine]
-        if sum(trial.crashed and trial.arm == SPACE.all_on for trial in trials) < self.baseline:
-            return Step(SPACE.all_on, 1e6)
-        open_arms = [arm for arm in Checklist._arms() if not self._decided(trials, running, arm)]
-        if not open_arms:
-            return None
-        mine = next((one.arm for one in running if one.engine == engine), None)
-        load = {arm: sum(one.arm == arm for one in others) for arm in open_arms}
-        arm = mine if mine in open_arms and load[mine] == 0 else min(open_arms, key=lambda arm: load[arm])
-        left = self._needed(trials) - _exposure(trials, running, arm)
-        return Step(arm, max(0.05, left / (load[arm] + 1)))
-
-    def verdict(self, trials: Sequence[Trial], running: Sequence[Running], minutes: float) -> tuple[int | None] | None:
-        """The toggles whose arm was quiet; none if all crashed."""
-        del minutes
-        arms = Checklist._arms()
-        if sum(trial.crashed and trial.arm == SPACE.all_on for trial in trials) < self.baseline:
-            return None
-        if not all(self._decided(trials, running, arm) for arm in arms):
-            return None
-        return (sum(1 << at for at, arm in enumerate(arms) if not _crashed(trials, arm)),)
-
-    def _needed(self, trials: Sequence[Trial]) -> float:
-        crashed = [trial for trial in trials if trial.crashed]
-        return self.repeat * statistics.fmean(trial.minutes for trial in crashed)
-
-    def _decided(self, trials: Sequence[Trial], running: Sequence[Running], arm: int) -> bool:
-        return _crashed(trials, arm) or _exposure(trials, running, arm) >= self._needed(trials) - 1e-6
+    name: str
+    engines: tuple[int, ...]
+    goal: str
+    """`right`, `half` (of the exhaustive's minutes), `honest`."""
+    sha256: str
+    mix: Mix
+    evidence: str = ""
+    budget_min: float = 0.0
+    start: bool = False
 
 
-@dataclass(slots=True)
-class Ddmin:
-    """Zeller's ddmin over the toggles that are on; a set passes if it was quiet for `repeat` mean times."""
+@dataclass(frozen=True, slots=True)
+class Scenarios:
+    """The pinned file."""
 
-    baseline: int
-    repeat: float
-    _on: int = SPACE.all_on
-    _parts: int = 2
-    _at: int = 0
-    _tests: list[int] = field(default_factory=list)
-    _done: bool = False
+    toggles: tuple[str, ...]
+    bugs: int
+    restart_min: float
+    seed: int
+    tuning_seed: int
+    settings: tuple[Setting, ...]
 
-    def step(self, trials: Sequence[Trial], running: Sequence[Running], engine: str) -> Step | None:
-        """All engines test the same set."""
-        del engine
-        self._advance(trials, running)
-        if self._done:
-            return None
-        engines = max(1, len(running))
-        arm = self._arm(trials)
-        left = self._needed(trials) - _exposure(trials, running, arm)
-        return Step(arm, 1e6 if arm == SPACE.all_on else max(0.05, left / engines))
+    def found(self, setting: Setting, count: int, *, tuning: bool = False) -> list[Bug]:
+        """The bugs of a setting."""
+        seed = self.tuning_seed if tuning else self.seed
+        return list(bugs(self.toggles, _space(self.toggles).mask, count=count, seed=seed, mix=setting.mix))
 
-    def verdict(self, trials: Sequence[Trial], running: Sequence[Running], minutes: float) -> tuple[int | None] | None:
-        """The smallest set that crashes, once it is found."""
-        del minutes
-        self._advance(trials, running)
-        return (self._on,) if self._done else None
-
-    def _needed(self, trials: Sequence[Trial]) -> float:
-        return self.repeat * statistics.fmean(trial.minutes for trial in trials if trial.crashed)
-
-    def _arm(self, trials: Sequence[Trial]) -> int:
-        short = sum(trial.crashed and trial.arm == SPACE.all_on for trial in trials) < self.baseline
-        return SPACE.all_on if short or not self._tests else self._tests[self._at]
-
-    def _advance(self, trials: Sequence[Trial], running: Sequence[Running]) -> None:
-        if sum(trial.crashed and trial.arm == SPACE.all_on for trial in trials) < self.baseline:
-            return
-        while not self._done:
-            if not self._tests:
-                self._tests, self._at = self._sets(), 0
-                if not self._tests:
-                    self._done = True
-                    return
-            arm = self._tests[self._at]
-            if _crashed(trials, arm):
-                smaller = arm.bit_count() * 2 <= self._on.bit_count() or self._parts == 2
-                self._on, self._tests = arm, []
-                self._parts = 2 if smaller else max(self._parts - 1, 2)
-                if not arm:
-                    self._done = True
-            elif _exposure(trials, running, arm) >= self._needed(trials) - 1e-6:
-                self._at += 1
-                if self._at == len(self._tests):
-                    if self._parts >= self._on.bit_count():
-                        self._done = True
-                        return
-                    self._parts, self._tests = min(self._on.bit_count(), 2 * self._parts), []
-            else:
-                return
-
-    def _sets(self) -> list[int]:
-        members = [1 << at for at in range(len(TOGGLES)) if self._on >> at & 1]
-        if not members:
-            return []
-        if len(members) == 1:
-            return [0]
-        size = -(-len(members) // self._parts)
-        chunks = [sum(members[at : at + size]) for at in range(0, len(members), size)]
-        rest = [self._on & ~chunk for chunk in chunks]
-        return list(dict.fromkeys([*chunks, *rest]))
+    def digest(self, setting: Setting) -> str:
+        """Of all its bugs."""
+        return hashlib.sha256("\n".join(map(repr, self.found(setting, self.bugs))).encode()).hexdigest()
 
 
-def ours(seed: int, kernel: bool = False, bug: Bug | None = None) -> Ours:
-    """The planner; with `kernel`, it was told a kernel of one of the culprit's toggles (right four times in five)."""
-    factors: dict[str, float] = {}
-    if kernel and bug is not None:
-        draw = random.Random(f"kernel/{seed}")
-        members = SPACE.names(bug.needs[0])
-        told = draw.choice(members) if members and draw.random() < 0.8 else draw.choice(TOGGLES)
-        factors = {told: 15.0}
-    planner = Planner(space(TOGGLES, PRIORS, factors=factors), Budget(BUDGET_MIN, RESTART_MIN), seed=seed)
+@lru_cache(maxsize=1)
+def scenarios() -> Scenarios:
+    """Read the pinned file."""
+    document = tomllib.loads(SCENARIOS.read_text(encoding="utf-8"))
+    settings = tuple(_setting(row, document) for row in document["setting"])
+    return Scenarios(
+        tuple(document["toggles"]),
+        document["bugs"],
+        document["restart_min"],
+        document["seed"],
+        document["tuning_seed"],
+        settings,
+    )
+
+
+def _setting(row: Mapping[str, Any], document: Mapping[str, Any]) -> Setting:
+    of_mix = {key: row[key] for key in ("laws", "at_once", "first", "off", "hosts", "again") if key in row}
+    if "sizes" in row:
+        of_mix["sizes"] = {int(size): share for size, share in row["sizes"].items()}
+    if "chance" in row:
+        of_mix["chance"] = tuple(row["chance"])
+    return Setting(
+        row["name"],
+        tuple(row["engines"]),
+        row["goal"],
+        row["sha256"],
+        Mix(**of_mix),
+        row.get("evidence", ""),
+        row.get("budget_min", document["budget_min"]),
+        "start" in row.get("laws", ()),
+    )
+
+
+@lru_cache(maxsize=1)
+def _tables() -> Tables:
+    return load()
+
+
+@lru_cache(maxsize=4)
+def _space(toggles: tuple[str, ...]) -> Space:
+    return space(toggles, _tables().priors)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One bisection."""
+
+    seed: int
+    bug: Bug
+    engines: int
+    what: str
+    setting: Setting
+    knobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How it ended."""
+
+    said: str
+    """`right`, `wrong`, `open`."""
+    minutes: float
+
+
+def play(job: Job) -> Ended:
+    """One bisection from the first crash to the verdict."""
+    given = scenarios()
+    outcome = bisect(
+        job.bug,
+        _strategy(job),
+        all_on=_space(given.toggles).all_on,
+        engines=job.engines,
+        restart_min=given.restart_min,
+        draw=random.Random(f"world/{job.seed}"),
+        budget_min=job.setting.budget_min,
+    )
+    if outcome.culprit is None:
+        return Ended("open", outcome.minutes)
+    return Ended("right" if {outcome.culprit} == set(job.bug.needs) else "wrong", outcome.minutes)
+
+
+def _strategy(job: Job) -> Strategy:
+    given = scenarios()
+    width = len(given.toggles)
+    match job.what:
+        case "checklist":
+            return Checklist(width)
+        case "exhaustive":
+            return Exhaustive(width, int(job.knobs[0]), job.knobs[1])
+        case "ddmin":
+            return Ddmin(width, int(job.knobs[0]), job.knobs[1])
+    factors = _evidence(job, random.Random(f"kernel/{job.seed}"))
+    planner = Planner(
+        space(given.toggles, _tables().priors, factors=factors) if factors else _space(given.toggles),
+        Budget(job.setting.budget_min, given.restart_min),
+        seed=job.seed,
+        exposure="start" if job.setting.start else "load",
+    )
     return Ours(planner)
 
 
-def one(seed: int, bug: Bug, engines: int, make: Callable[[int, Bug], Strategy]) -> tuple[bool, Outcome]:
-    """One bisection: whether the name was right, and what it cost."""
-    outcome = bisect(
-        bug,
-        make(seed, bug),
-        all_on=SPACE.all_on,
-        engines=engines,
-        restart_min=RESTART_MIN,
-        draw=random.Random(f"world/{seed}"),
-        budget_min=BUDGET_MIN,
-    )
-    return outcome.culprit == bug.needs[0], outcome
+def _evidence(job: Job, draw: random.Random) -> dict[str, float]:
+    """What the first crash's core dump said, as factors."""
+    toggles = scenarios().toggles
+    members = _space(toggles).names(job.bug.needs[0])
+    if job.setting.evidence == "member":
+        if draw.random() >= 0.8:
+            return {draw.choice(toggles): 15.0}
+        return {draw.choice(members): 15.0} if members else {"none": 15.0}
+    if job.setting.evidence == "table":
+        member = draw.choice(members) if members else ""
+        kernels = KERNELS.get(member, ANY_KERNEL) if draw.random() < 0.8 else ANY_KERNEL
+        return weigh(CrashFacts(kernel=draw.choice(kernels), phase=_phase(members, draw)), toggles, _tables())[0]
+    return {}
 
 
-def _make(what: str, knobs: tuple[float, ...], seed: int, bug: Bug) -> Strategy:
-    match what:
-        case "rltop":
-            return ours(seed)
-        case "rltop, kernel known":
-            return ours(seed, True, bug)
-        case "checklist":
-            return Checklist()
-        case "exhaustive":
-            return Exhaustive(int(knobs[0]), knobs[1])
-        case _:
-            return Ddmin(int(knobs[0]), knobs[1])
-
-
-def _run(job: tuple[int, Bug, int, str, tuple[float, ...]]) -> tuple[bool, float]:
-    seed, bug, engines, what, knobs = job
-    right, outcome = one(seed, bug, engines, partial(_make, what, knobs))
-    return right, outcome.minutes
+def _phase(members: Sequence[str], draw: random.Random) -> str:
+    """A member's own phase in 80 %; else what an engine mostly does."""
+    own = {"cuda_graph": "decode-graph", "prefill_graph": "prefill-graph", "speculative": "verify"}
+    told = [own[name] for name in members if name in own]
+    if told and draw.random() < 0.8:
+        return draw.choice(told)
+    return draw.choices(("decode-graph", "prefill-graph", "verify", "draft"), (0.5, 0.2, 0.2, 0.1))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,80 +230,154 @@ class Row:
 
     what: str
     engines: int
-    right: float
-    mean: float
-    median: float
+    ended: tuple[Ended, ...] = field(repr=False)
+
+    def share(self, said: str) -> float:
+        """How often it ended so."""
+        return sum(one.said == said for one in self.ended) / len(self.ended)
+
+    @property
+    def mean(self) -> float:
+        """Minutes."""
+        return statistics.fmean(one.minutes for one in self.ended)
+
+    @property
+    def median(self) -> float:
+        """Minutes."""
+        return statistics.median(one.minutes for one in self.ended)
 
 
-def measure(
-    pool: ProcessPoolExecutor,
-    what: str,
-    engines: int,
-    found: Sequence[Bug],
-    *,
-    first: int,
-    knobs: tuple[float, ...] = (),
-) -> Row:
-    """Play all bugs with one strategy."""
-    jobs = [(first + at, bug, engines, what, knobs) for at, bug in enumerate(found)]
-    ended = list(pool.map(_run, jobs, chunksize=8))
-    minutes = [row[1] for row in ended]
-    right = sum(row[0] for row in ended) / len(ended)
-    return Row(what, engines, right, statistics.fmean(minutes), statistics.median(minutes))
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927)."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return middle - half, middle + half
 
 
-def tuned(pool: ProcessPoolExecutor, what: str, engines: int, right: float, found: Sequence[Bug]) -> tuple[float, ...]:
-    """The cheapest (baseline crashes, repetitions) that is right as often as `right`; else the most often right."""
-    tried = [
-        (measure(pool, what, engines, found, first=10**6, knobs=(baseline, repeat)), (baseline, repeat))
-        for baseline in (1.0, 2.0, 4.0)
-        for repeat in (2.0, 3.0, 4.0, 6.0, 9.0)
-    ]
-    enough = [pair for pair in tried if pair[0].right >= right]
-    if enough:
-        return min(enough, key=lambda pair: pair[0].mean)[1]
-    return max(tried, key=lambda pair: (pair[0].right, -pair[0].mean))[1]
+def ratio(mine: Row, theirs: Row) -> tuple[float, float]:
+    """(ratio of the mean minutes on the same bugs, half of its 95 % interval)."""
+    found = mine.mean / theirs.mean
+    rest = [one.minutes - found * other.minutes for one, other in zip(mine.ended, theirs.ended, strict=True)]
+    return found, 1.96 * sqrt(statistics.fmean(value * value for value in rest) / len(rest)) / theirs.mean
 
 
-def rows(count: int = 2000, engines: Sequence[int] = (1, 4, 8, 32), jobs: int = 2) -> list[tuple[str, str, str]]:
-    """(what, measured, budget) for the table of all benchmarks."""
-    found = list(bugs(TOGGLES, SPACE.mask, count=count, seed=1))
-    others = list(bugs(TOGGLES, SPACE.mask, count=max(100, count // 5), seed=2))
-    table: list[tuple[str, str, str]] = []
-    with ProcessPoolExecutor(jobs) as pool:
-        for number in engines:
-            mine = measure(pool, "rltop", number, found, first=0)
-            told = measure(pool, "rltop, kernel known", number, found, first=0)
-            peers = [measure(pool, "checklist", number, found, first=0)]
-            for what in ("exhaustive", "ddmin"):
-                knobs = tuned(pool, what, number, mine.right, others)
-                row = measure(pool, what, number, found, first=0, knobs=knobs)
-                peers.append(Row(f"{what} ({knobs[0]:.0f} baselines, x{knobs[1]:g})", *_rest(row)))
-            exhaustive = peers[1].mean
-            for row in (mine, told, *peers):
-                goal = ""
-                if row is mine:
-                    goal = f">= {RIGHT.get(number, 0.95):.0%} right, <= 1.0 x exhaustive"
-                elif row is told:
-                    goal = "<= 0.5 x exhaustive"
-                took = f"{row.mean:.0f} min (median {row.median:.0f}), {row.mean / exhaustive:.2f} x"
-                table.append((f"{number} engines, {row.what}", f"{row.right:.1%} right, {took}", goal))
-    return table
+class Bench:
+    """Plays bugs on this machine's cores."""
+
+    def __init__(self, pool: ProcessPoolExecutor | None, count: int) -> None:
+        self._pool = pool
+        self._count = count
+
+    def measure(self, what: str, setting: Setting, engines: int, *, knobs: tuple[float, ...] = ()) -> Row:
+        """All bugs of a setting with one strategy."""
+        return self._play(what, setting, engines, scenarios().found(setting, self._count), 0, knobs)
+
+    def tuned(self, what: str, setting: Setting, engines: int, right: float) -> tuple[float, ...]:
+        """The cheapest (baseline crashes, repetitions) that is right so often on other bugs; else the most often right.
+
+        Per number of baselines the fewest repetitions that are enough are found by halving.
+        """
+        found = scenarios().found(setting, TUNING_BUGS, tuning=True)
+        enough: list[tuple[float, tuple[float, ...]]] = []
+        best: tuple[float, tuple[float, ...]] = (0.0, (BASELINES[-1], REPEATS[-1]))
+        for baseline in BASELINES:
+            low, high = 0, len(REPEATS)
+            while low < high:
+                middle = (low + high) // 2
+                knobs = (float(baseline), REPEATS[middle])
+                row = self._play(what, setting, engines, found, 10**6, knobs)
+                best = max(best, (row.share("right"), knobs))
+                if row.share("right") >= right:
+                    enough.append((row.mean, knobs))
+                    high = middle
+                else:
+                    low = middle + 1
+        return min(enough)[1] if enough else best[1]
+
+    def _play(
+        self, what: str, setting: Setting, engines: int, found: Sequence[Bug], first: int, knobs: tuple[float, ...]
+    ) -> Row:
+        jobs = [Job(first + at, bug, engines, what, setting, knobs) for at, bug in enumerate(found)]
+        ended = self._pool.map(play, jobs, chunksize=16) if self._pool is not None else map(play, jobs)
+        return Row(what, engines, tuple(ended))
 
 
-def _rest(row: Row) -> tuple[int, float, float, float]:
-    return row.engines, row.right, row.mean, row.median
+def rows(
+    count: int, *, names: Sequence[str] = (), engines: Sequence[int] = (), jobs: int = 1
+) -> Iterator[tuple[str, str, str]]:
+    """(what, measured, goal) for the table, as they come."""
+    pool = ProcessPoolExecutor(jobs) if jobs > 1 else None
+    bench = Bench(pool, count)
+    for setting in scenarios().settings:
+        if names and setting.name not in names:
+            continue
+        for number in setting.engines:
+            if not engines or number in engines:
+                yield from _of(bench, setting, number)
+    if pool is not None:
+        pool.shutdown()
 
 
-def main() -> None:
+def _of(bench: Bench, setting: Setting, engines: int) -> Iterator[tuple[str, str, str]]:
+    where = f"{setting.name}, {engines} {'engine' if engines == 1 else 'engines'}"
+    mine = bench.measure("rltop", setting, engines)
+    if setting.start or setting.goal == "honest":
+        # What counts minutes has no use of starts; where nothing can be right, only what is wrong is compared.
+        yield _line(where, mine, setting, None)
+        if not setting.start:
+            yield _line(where, bench.measure("checklist", setting, engines), setting, None)
+        return
+    peers = {
+        what: bench.tuned(what, setting, engines, mine.share("right"))
+        for what in (("exhaustive", "ddmin") if setting.name == "plain" else ("exhaustive",))
+    }
+    measured = {what: bench.measure(what, setting, engines, knobs=knobs) for what, knobs in peers.items()}
+    yield _line(where, mine, setting, measured["exhaustive"])
+    for what, row in measured.items():
+        told = f"{what} ({peers[what][0]:.0f} baselines, x{peers[what][1]:g})"
+        yield _line(where, Row(told, engines, row.ended), setting, measured["exhaustive"])
+    yield _line(where, bench.measure("checklist", setting, engines), setting, measured["exhaustive"])
+
+
+def _line(where: str, row: Row, setting: Setting, beside: Row | None) -> tuple[str, str, str]:
+    count = len(row.ended)
+    low, high = wilson(row.share("right"), count)
+    told = f"right {row.share('right'):.1%} ({low:.1%} to {high:.1%}), wrong {row.share('wrong'):.1%}"
+    told += f", {row.mean:.0f} min (median {row.median:.0f})"
+    times, half = ratio(row, beside) if beside is not None else (0.0, 0.0)
+    if beside is not None:
+        told += f", {times:.2f} +- {half:.2f} x"
+    if row.what != "rltop":
+        return f"{where}: {row.what}", told, ""
+    least = RIGHT[row.engines]
+    match setting.goal:
+        case "honest":
+            goal, met = f"wrong <= {1 - HONEST:.0%}", row.share("wrong") <= 1 - HONEST
+        case "half":
+            goal, met = f"right >= {least:.0%}, <= 0.5 x", row.share("right") >= least and times <= 0.5
+        case _ if setting.start or setting.name != "plain":
+            goal, met = "right >= 95%", row.share("right") >= 0.95
+        case _:
+            goal, met = f"right >= {least:.0%}, <= 1.0 x", row.share("right") >= least and times <= 1.0
+    return f"{where}: {row.what}", told, f"{goal}: {'met' if met else 'MISSED'}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bisect", description=__doc__)
-    parser.add_argument("--bugs", type=int, default=2000)
-    parser.add_argument("--engines", type=int, nargs="+", default=[1, 4, 8, 32])
-    parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    for what, text, goal in rows(given.bugs, given.engines, given.jobs):
-        print(f"{what:<48}  {text:<58}  {goal}")
+    parser.add_argument("--full", action="store_true", help=f"all {scenarios().bugs} bugs of each setting")
+    parser.add_argument("--bugs", type=int, default=QUICK, help="the first so many of each setting")
+    parser.add_argument("--engines", type=int, nargs="+", default=[])
+    parser.add_argument("--setting", nargs="+", default=[], choices=[one.name for one in scenarios().settings])
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args(argv)
+    count = scenarios().bugs if given.full else given.bugs
+    print(f"{count} bugs per setting; x: of the exhaustive's minutes at equal correctness, the same engines and bugs")
+    began = time.monotonic()
+    for what, told, goal in rows(count, names=given.setting, engines=given.engines, jobs=given.jobs):
+        print(f"{what:<72}  {told:<88}  {goal}".rstrip(), flush=True)
+    print(f"took {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import exp, log, log1p
+from math import exp, log
 from operator import mul
 
 from rltop.bisect.hazard import Grid, Tally, added, load_grid
@@ -18,6 +18,9 @@ from rltop.bisect.space import OTHER, Space
 from rltop.bisect.trials import Trial
 
 __all__ = ["Belief", "Trial", "believe"]
+
+SHARES = (0.15, 0.5, 0.85)
+"""Of the arms that can crash if the culprit is `OTHER`, equally believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Belief:
     """The laws that are still possible."""
     crashes: Mapping[int, float]
     """Per arm that was tried: the probability that it can crash, if the culprit is `OTHER`."""
+    untried: float
+    """The same of an arm that was not."""
 
     def best(self) -> tuple[int, float]:
         """The likeliest culprit and its probability."""
@@ -84,6 +89,7 @@ def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> 
     grid = grid.likely(arms[space.all_on][0]) if space.all_on in arms else grid
     kinds: dict[int, int] = {}
     can: dict[int, list[float]] = {}
+    untried: list[float] = []
     evidence: list[float] = []
     hazards: list[tuple[float, ...]] = []
     kind: list[int] = []
@@ -94,7 +100,7 @@ def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> 
         if (found := kinds.get(may)) is None:
             found = kinds[may] = len(hazards)
             if culprit == OTHER:
-                (logs, can), calm = _other(grid, arms, stray), 0.0
+                (logs, can, untried), calm = _other(grid, arms, stray), 0.0
             else:
                 inside = [at for at in range(len(arms)) if may >> at & 1]
                 logs = grid.log_weights(added([tallies[at] for at in inside]))
@@ -110,7 +116,15 @@ def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> 
     _, probability = _normal(chances)
     hazard = hazards[kinds[-1]]
     crashes = {arm: sum(map(mul, hazard, can[arm])) if arm in can else 1.0 for arm in arms}
-    return Belief(space, probability, tuple(kind), tuple(hazards), grid, crashes)
+    return Belief(
+        space,
+        probability,
+        tuple(kind),
+        tuple(hazards),
+        grid,
+        crashes,
+        sum(map(mul, hazard, untried)) if untried else 0.5,
+    )
 
 
 def _by_arm(trials: Iterable[Trial], grid: Grid) -> dict[int, tuple[Tally, float]]:
@@ -136,19 +150,36 @@ def _normal(logs: list[float]) -> tuple[float, tuple[float, ...]]:
 
 def _other(
     grid: Grid, arms: Mapping[int, tuple[Tally, float]], stray: list[float]
-) -> tuple[list[float], dict[int, list[float]]]:
-    """(per law the log likelihood of all, per arm and law the chance that it can crash), if the culprit is `OTHER`.
+) -> tuple[list[float], dict[int, list[float]], list[float]]:
+    """If the culprit is `OTHER`: (per law the log likelihood of all; per arm and law the chance that it can crash; per
+    law that of an arm that was not tried).
 
-    Every arm that was tried can crash or can not, with even chance, for a reason that no culprit of ours can say. An
+    Every arm can crash or can not, for a reason that no culprit of ours can say; how many can is unknown (`SHARES`). An
     arm that crashed can: that all its crashes were strays is left out, which is less than one in a hundred.
     """
-    even = -log(2.0) * len(arms)
-    total = [value + even for value in grid.log_weights(added([seen for seen, _ in arms.values() if seen[0]]))]
-    can: dict[int, list[float]] = {}
-    for (arm, (seen, _)), calm in zip(arms.items(), stray, strict=True):
-        if seen[0]:
-            continue
-        odds = [exp(min(quiet - calm, 700.0)) for quiet in grid.log_quiet(seen)]
-        total = [value + calm + log1p(odd) for value, odd in zip(total, odds, strict=True)]
-        can[arm] = [odd / (1.0 + odd) for odd in odds]
-    return total, can
+    crashed = [seen for seen, _ in arms.values() if seen[0]]
+    calm = sum(one for (seen, _), one in zip(arms.values(), stray, strict=True) if not seen[0])
+    odds = {
+        arm: [exp(min(quiet - one, 700.0)) for quiet in grid.log_quiet(seen)]
+        for (arm, (seen, _)), one in zip(arms.items(), stray, strict=True)
+        if not seen[0]
+    }
+    width = len(grid.scales)
+    by_share: list[list[float]] = []
+    for share in SHARES:
+        product = [share ** len(crashed) / len(SHARES)] * width
+        for row in odds.values():
+            product = [value * (share * odd + 1.0 - share) for value, odd in zip(product, row, strict=True)]
+        by_share.append(product)
+    whole = [max(sum(column), 1e-300) for column in zip(*by_share, strict=True)]
+    total = [value + calm + log(more) for value, more in zip(grid.log_weights(added(crashed)), whole, strict=True)]
+    shares = list(zip(SHARES, by_share, strict=True))
+    can = {
+        arm: [
+            sum([has[at] * share * odd / (share * odd + 1.0 - share) for share, has in shares]) / whole[at]
+            for at, odd in enumerate(row)
+        ]
+        for arm, row in odds.items()
+    }
+    untried = [sum([has[at] * share for share, has in shares]) / whole[at] for at in range(width)]
+    return total, can, untried

@@ -20,6 +20,10 @@ from rltop.bisect.trials import Running
 
 LEAST = 1e-4
 """Culprits believed less than this do not steer the next trial."""
+HAZARD_WEIGHT = 0.25
+"""What a bit about the hazard is worth beside a bit about the culprit. How long is quiet long enough hangs on it, but
+crashes that tell of the culprit tell of it too. (Simulated, on other bugs than are measured: 0 and 1 both take longer.)
+"""
 RUNNING_WEIGHED = 3
 """So many of the arms that run are weighed exactly when another is chosen; each doubles the work."""
 
@@ -37,7 +41,7 @@ class Window:
     chance: list[float]
     """Probability of a crash."""
     noise: list[float]
-    """Bits that the outcome leaves open even if the hazard were known."""
+    """Bits that the outcome leaves open if the culprit were known; what it tells of the hazard counts by weight."""
     heavy: list[float]
     """Chance times what is believed of the culprit."""
     open: list[float]
@@ -70,7 +74,10 @@ class Outlook:
             kind: (sum(map(mul, hazard, dies)), sum(map(mul, hazard, doubt))) for kind, hazard in self._hazards.items()
         }
         chance = [known[kind][0] for kind in self._kinds]
-        noise = [known[kind][1] for kind in self._kinds]
+        noise = [
+            whole - HAZARD_WEIGHT * max(0.0, whole - known[kind][1])
+            for kind, whole in zip(self._kinds, map(binary, chance), strict=True)
+        ]
         return Window(
             length, chance, noise, list(map(mul, self._weights, chance)), list(map(mul, self._weights, noise))
         )
@@ -78,7 +85,12 @@ class Outlook:
     def group(self, arm: int) -> Group:
         """Equal for arms that tell the same."""
         inside = [at for at, culprit in enumerate(self._culprits) if culprit & arm == culprit and culprit >= 0]
-        return tuple(inside), self._belief.crashes.get(arm, 0.5) if self._other >= 0 else 0.0
+        return tuple(inside), self._belief.crashes.get(arm, self._belief.untried) if self._other >= 0 else 0.0
+
+    def expects_crash(self, group: Group) -> bool:
+        """Whether the likeliest culprit can crash there."""
+        top = max(range(len(self._weights)), key=self._weights.__getitem__)
+        return top in group[0] or (top == self._other and group[1] > 0.5)
 
     def crash(self, group: Group, when: Window) -> float:
         """Probability of a crash within the window."""

@@ -27,11 +27,17 @@ from rltop.bisect.trials import Running, Trial
 
 __all__ = ["Budget", "Next", "Planner", "Running", "Trial", "Verdict"]
 
-SURE = 0.97
+SURE = 0.95
+NONE_LEFT = 0.03
+"""No culprit is named while "none of these" is believed more than this."""
+SURVIVES = 2.5
+"""Quiet with everything on but a member of a named culprit, in mean times to a crash, at the least."""
 WINDOWS = (0.5, 1.5, 4.0)
 """Trial lengths that are weighed, in believed mean minutes to the crash."""
 CLOSE = 0.02
 """Arms within so much of the best are equally good; chance (seeded) takes one, so that engines do not all copy."""
+WANTED = 1.15
+"""An arm that the likeliest culprit needs to be named anyway is worth so many times more."""
 PATIENCE = 1.2
 """A trial goes on unless another is so many times better: a restart that tells little more is none."""
 MOST_ARMS = 400
@@ -148,6 +154,10 @@ class Planner:
             arm |= self.fixed
         return arm
 
+    def stands_for(self, culprit: int) -> int:
+        """The culprit of `space` that a set of toggles is part of, however many they are."""
+        return culprit if culprit == OTHER else self._closure(culprit)
+
     def _closure(self, culprit: int) -> int:
         """All that is on wherever this culprit is wholly on, but for what is always on."""
         whole = self.space.all_on
@@ -176,7 +186,7 @@ class Planner:
     def choose(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, engine: str = "") -> Next:
         """What a free engine should do. A trial of its own that it may go on with is in `running` under its name."""
         belief = self.believe(trials, running)
-        if (last := self._last_word(belief, trials)) is not None:
+        if (last := self._last_word(belief, trials, running, engine)) is not None:
             return last
         others = [one for one in running if one.engine != engine]
         mine = next((one for one in running if one.engine == engine), None)
@@ -189,7 +199,8 @@ class Planner:
             group = outlook.group(mine.arm)
             aged = [outlook.window(length, age=mine.minutes) for length in lengths]
             stay = max(self._worth(outlook, mine.arm, group, when, restart_min=0.0) for when in aged)
-        rows = self._best(outlook, windows, but=None if stay is None else stay.arm)
+        wanted = frozenset(self._lacks(belief, trials, running))
+        rows = self._best(outlook, windows, wanted, but=None if stay is None else stay.arm)
         if stay is not None and (not rows or stay.rate * PATIENCE >= max(row.rate for row in rows)):
             rows = [stay]
         best = max(row.rate for row in rows)
@@ -209,8 +220,10 @@ class Planner:
         """How long that takes once the engine is ready."""
         return 0.0 if self.exposure == "start" else length
 
-    def _best(self, outlook: Outlook, windows: Sequence[Window], *, but: int | None) -> list[_Worth]:
-        """What the best arms are worth, and those about as good.
+    def _best(
+        self, outlook: Outlook, windows: Sequence[Window], wanted: frozenset[int], *, but: int | None
+    ) -> list[_Worth]:
+        """What the best arms are worth, and those about as good. wanted: what the likeliest culprit lacks to be named.
 
         What an arm tells beside the others is never more than what it tells alone: where that is too little already,
         the dearer question is not asked.
@@ -224,16 +237,22 @@ class Planner:
         for group, arms in groups.items():
             for when in windows:
                 took = self._minutes(when.length) * (1.0 - outlook.crash(group, when) / 2) + restart
-                bounds.append((outlook.alone(group, when) / took, group, arms, when))
+                most = WANTED if any(arm in wanted for arm in arms) else 1.0
+                bounds.append((most * outlook.alone(group, when) / took, group, arms, when))
         bounds.sort(key=lambda row: -row[0])
         found: list[_Worth] = []
         best = 0.0
         for most, group, arms, when in bounds:
             if found and most < best * (1.0 - CLOSE):
                 break
+            needed = next((arm for arm in arms if arm in wanted), None)
             worth = self._worth(outlook, arms[0], group, when, restart_min=restart)
+            if needed is not None:
+                worth = replace(worth, arm=needed, rate=worth.rate * WANTED)
+            else:
+                worth = replace(worth, arm=_most_telling(arms, group, outlook))
             best = max(best, worth.rate)
-            found += [replace(worth, arm=arm) for arm in arms]
+            found.append(worth)
         return found
 
     def _worth(self, outlook: Outlook, arm: int, group: Group, when: Window, *, restart_min: float) -> _Worth:
@@ -242,18 +261,57 @@ class Planner:
         took = self._minutes(when.length) * (1.0 - crash / 2) + restart_min
         return _Worth(bits / took, arm, when.length, crash, bits)
 
-    def _last_word(self, belief: Belief, trials: Sequence[Trial]) -> Next | None:
-        """The crash that a named culprit still lacks. What is believed anyway tells nothing, but a person wants it."""
+    def _last_word(
+        self, belief: Belief, trials: Sequence[Trial], running: Sequence[Running], engine: str
+    ) -> Next | None:
+        """What a named culprit still lacks. It is believed anyway and so tells little, but a person wants it."""
         culprit, chance = belief.best()
-        if culprit == OTHER or chance < SURE or self._confirmed(culprit, trials):
+        lacks = self._lacks(belief, trials, running) if chance >= SURE else []
+        if not _counts(trials, engine):
+            lacks = [arm for arm in lacks if arm & culprit == culprit]
+        if not lacks:
             return None
-        bare = self._bare(culprit)
+        # Engines share what is lacking, and one that does its part already goes on with it.
+        at_work = {one.arm: one.engine == engine for one in sorted(running, key=lambda one: one.engine == engine)}
+        arm = min(lacks, key=lambda arm: 0 if at_work.get(arm) else 1 if arm not in at_work else 2)
         length = self._lengths(belief)[-1]
-        words = self.space.words(culprit)
         outlook = Outlook(belief)
-        crash = outlook.crash(outlook.group(bare), outlook.window(length))
-        why = f"{words} is {chance:.0%} sure: now nothing but it is on, and it has to crash"
-        return Next(bare, self._minutes(length), 0.0, crash, why)
+        crash = outlook.crash(outlook.group(arm), outlook.window(length))
+        must = "nothing but it is on, and it has to crash"
+        if arm & culprit != culprit:
+            must = f"without {', '.join(self.space.names(self.space.all_on & ~arm))}, and it has to be quiet"
+        why = f"{self.space.words(culprit)} is {chance:.0%} sure: now {must}"
+        return Next(arm, self._minutes(length), 0.0, crash, why)
+
+    def _lacks(self, belief: Belief, trials: Sequence[Trial], running: Sequence[Running]) -> list[int]:
+        """Arms that have not yet shown what a person asks for before the likeliest culprit is named.
+
+        A crash in the barest arm that has it; quiet with everything on but one member, for each of them, for so many
+        times as long as a crash takes where it comes. What is between these two arms is in the belief; this is what a
+        bug that is not in the belief at all (two at once, a broken engine) does not do.
+        """
+        culprit, _ = belief.best()
+        if culprit == OTHER:
+            return []
+        bare = self._bare(culprit)
+        found = [] if any(trial.crashed and trial.counts and trial.arm == bare for trial in trials) else [bare]
+        least = belief.mean_minutes() * SURVIVES
+        for name in self.space.names(self.space.core(culprit)):
+            rest = self._effective(self.space.all_on & ~self.space.mask([name]))
+            if rest not in self.barred and self._quiet_in(rest, trials, running) < least:
+                found.append(rest)
+        return found
+
+    def _quiet_in(self, arm: int, trials: Sequence[Trial], running: Sequence[Running]) -> float:
+        """Quiet exposure of an arm on engines that crashed in some arm, since it last crashed in this one."""
+        found = 0.0
+        for trial in trials:
+            if trial.arm == arm and trial.counts:
+                more = 1.0 if self.exposure == "start" else trial.minutes
+                found = 0.0 if trial.crashed else found + more * _counts(trials, trial.engine)
+        if self.exposure == "start":
+            return found
+        return found + sum(one.minutes for one in running if one.arm == arm and _counts(trials, one.engine))
 
     def verdict(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, minutes: float = 0.0) -> Verdict:
         """Where it stands after `minutes` of wall time."""
@@ -261,7 +319,8 @@ class Planner:
         culprit, chance = belief.best()
         left = tuple(belief.ranking(0.02))
         words = self.space.words(culprit)
-        if culprit != OTHER and chance >= SURE and self._confirmed(culprit, trials):
+        sure = chance >= SURE and (culprit == 0 or belief.of(0) <= NONE_LEFT)
+        if culprit != OTHER and sure and not self._lacks(belief, trials, running):
             if culprit == 0:
                 return Verdict("none", 0, chance, f"it crashes with all of these toggles off: {words}")
             text = f"{words}: {self._grounds(culprit, trials, running)}"
@@ -275,7 +334,7 @@ class Planner:
         if minutes >= self.budget.minutes:
             text = "the budget is spent; left: " + ", ".join(f"{self.space.words(c)} {p:.0%}" for c, p in left)
             if sum(trial.crashed and trial.counts for trial in trials) < 2:
-                text = f"it did not crash again in {self._quiet(trials, running, 0)}; {text}"
+                text = f"it did not crash again in {self._words(self._quiet(trials, running, 0))}; {text}"
             return Verdict("budget", None, chance, text, left)
         return Verdict("open", culprit, chance, f"{words} {chance:.0%}", left)
 
@@ -284,33 +343,27 @@ class Planner:
         more = self._bare(culprit) & ~culprit & ~self.fixed
         crashed = f"crashes with nothing else on but {', '.join(self.space.names(more))}" if more else ""
         quiet = [
-            f"{self._quiet(trials, running, self.space.mask([name]))} without {name}"
+            f"{self._words(self._quiet(trials, running, self.space.mask([name])))} without {name}"
             for name in self.space.names(self.space.core(culprit))
         ]
         tail = f" ({', '.join(quiet)})" if quiet else ""
         return f"{crashed or 'crashes with nothing else on'}, quiet with any of it off{tail}"
 
-    def _quiet(self, trials: Sequence[Trial], running: Sequence[Running], off: int) -> str:
-        """The quiet exposure of all arms without `off`; 0: of all arms."""
+    def _quiet(self, trials: Sequence[Trial], running: Sequence[Running], off: int) -> float:
+        """The quiet exposure (minutes or starts) of all arms without `off`; 0: of all arms."""
         ended = [trial for trial in trials if trial.counts and not trial.crashed and not trial.arm & off]
         if self.exposure == "start":
-            return f"{len(ended)} starts"
-        minutes = sum(trial.minutes for trial in ended) + sum(one.minutes for one in running if not one.arm & off)
-        return f"{minutes:.0f} min"
+            return float(len(ended))
+        return sum(trial.minutes for trial in ended) + sum(one.minutes for one in running if not one.arm & off)
+
+    def _words(self, exposure: float) -> str:
+        return f"{exposure:.0f} {'starts' if self.exposure == 'start' else 'min'}"
 
     def _bare(self, culprit: int) -> int:
         """The arm with the fewest toggles on that has the culprit."""
         if (bare := self._effective(culprit)) not in self.barred:
             return bare
         return min((arm for arm in self._arms if arm & culprit == culprit), key=lambda arm: (arm.bit_count(), arm))
-
-    def _confirmed(self, culprit: int, trials: Sequence[Trial]) -> bool:
-        """A crash in the barest arm that has it.
-
-        That it is quiet with a member off is in the belief already.
-        """
-        bare = self._bare(culprit)
-        return any(trial.crashed and trial.counts and trial.arm == bare for trial in trials)
 
     def _bounded(self, minutes: float) -> float:
         return min(max(minutes, self.budget.shortest_trial_min), self.budget.longest_trial_min)
@@ -334,3 +387,17 @@ class Planner:
             f"{'go on' if goes_on else 'try'} {what}: {inside:.0%} of the belief says that it can crash there, "
             f"{then.crash:.0%} that it does {when}"
         )
+
+
+def _counts(trials: Sequence[Trial], engine: str) -> bool:
+    """Whether quiet on this engine says something: it crashed in some arm. Of unknown engines it does."""
+    return not engine or any(trial.crashed and trial.counts and trial.engine in ("", engine) for trial in trials)
+
+
+def _most_telling(arms: Sequence[int], group: Group, outlook: Outlook) -> int:
+    """Of arms that tell the same about all that is believed, the one that tells most about what is not.
+
+    A crash tells most with the least on, and quiet with the most on.
+    """
+    sign = 1 if outlook.expects_crash(group) else -1
+    return min(arms, key=lambda arm: (sign * arm.bit_count(), arm))

@@ -16,6 +16,8 @@ class Trial:
     crashed: bool
     counts: bool = True
     """False: it localises only (launch blocking), or was lost for another reason. It changes nothing."""
+    engine: str = ""
+    """Where it ran, if that is known. Quiet on an engine that never crashed is not held for a confirmation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from rltop.cli.bisect import bisect_app
 from rltop.cli.dump import dump_app
 from rltop.cli.engine_app import engine_app
 from rltop.cli.weights import weights_app
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(bisect_app)
 app.add_typer(engine_app)
 app.add_typer(dump_app)
 app.add_typer(weights_app)

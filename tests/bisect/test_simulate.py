@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
+from pathlib import Path
 
 import pytest
 
 from rltop.bisect.planner import Budget, Planner
-from rltop.bisect.simulate import Bug, Law, Ours, bisect, bugs
+from rltop.bisect.rehearse import Ours, rehearse
+from rltop.bisect.simulate import NEVER, Bug, Law, Mix, bisect, bugs
 from rltop.bisect.space import space
 from rltop.evidence.priors import load
 
@@ -19,7 +21,7 @@ SPACE = space(("cuda_graph", "speculative", "deepep"), load().priors)
 def test_every_law_has_the_mean_that_it_was_given(law: Law) -> None:
     draw = random.Random(5)
     bug = Bug((1,), 20.0, law)
-    assert statistics.fmean(bug.minutes(draw) for _ in range(4000)) == pytest.approx(20.0, rel=0.12)
+    assert statistics.fmean(bug.drawn(draw) for _ in range(4000)) == pytest.approx(20.0, rel=0.12)
 
 
 def test_a_bug_is_possible_where_all_it_needs_is_on() -> None:
@@ -69,3 +71,76 @@ def test_a_budget_ends_it_without_a_name() -> None:
         budget_min=30.0,
     )
     assert outcome.culprit is None
+
+
+def test_the_simulator_knows_nothing_of_the_planners_model() -> None:
+    """Else the benchmark would ask the model about itself."""
+    import rltop.bisect.simulate as simulator
+
+    text = Path(simulator.__file__).read_text(encoding="utf-8")
+    imported = {line.split()[1] for line in text.splitlines() if line.startswith(("from rltop", "import rltop"))}
+    assert imported == {"rltop.bisect.trials"}
+
+
+def test_several_bugs_come_each_in_its_own_time() -> None:
+    draw = random.Random(1)
+    both = Bug((0b001, 0b010), 20.0)
+    alone = statistics.fmean(both.minutes(draw, 0b001, all_on=7) for _ in range(3000))
+    together = statistics.fmean(both.minutes(draw, 0b011, all_on=7) for _ in range(3000))
+    assert alone == pytest.approx(20.0, rel=0.1)
+    assert together == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_bug_may_be_slower_with_something_off_on_one_engine_only_or_gone() -> None:
+    draw = random.Random(1)
+    slow = Bug((0b001,), 10.0, off=3.0)
+    assert statistics.fmean(slow.minutes(draw, 0b001, all_on=7) for _ in range(3000)) == pytest.approx(30.0, rel=0.1)
+    assert statistics.fmean(slow.minutes(draw, 0b111, all_on=7) for _ in range(3000)) == pytest.approx(10.0, rel=0.1)
+    broken = Bug((0,), 10.0, host=2)
+    assert [broken.minutes(draw, 7, all_on=7, engine=at) < NEVER for at in range(4)] == [False, False, True, False]
+    assert Bug((0,), 10.0, again=False).minutes(draw, 7, all_on=7) == NEVER
+
+
+def test_a_mix_of_bugs_at_once_has_none_inside_another() -> None:
+    mix = Mix(sizes={1: 0.5, 2: 0.5}, at_once=2)
+    for bug in bugs(SPACE.toggles, SPACE.mask, count=60, seed=2, mix=mix):
+        one, two = bug.needs
+        assert one & two not in (one, two)
+
+
+def _first_steps(engines: int) -> list[tuple[str, int]]:
+    played = rehearse(Planner(SPACE, Budget(minutes=1e5), seed=3), Bug((0b001,), 8.0), engines=engines, seed=3)
+    assert played.right
+    assert played.verdict.state == "found"
+    return [(step.what, step.engine) for step in played.steps]
+
+
+def test_a_rehearsal_tells_every_step_with_its_reason() -> None:
+    steps = rehearse(Planner(SPACE, Budget(minutes=1e5), seed=3), Bug((0b001,), 8.0), engines=2, seed=3).steps
+    assert [step.minutes for step in steps] == sorted(step.minutes for step in steps)
+    assert all(step.why for step in steps if step.what in ("started", "goes on"))
+    assert {step.what for step in steps} >= {"started", "crashed", "quiet"}
+    assert _first_steps(2) == _first_steps(2)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        Bug((0b0001, 0b0010), 12.0),
+        Bug((0b1111,), 6.0),
+    ],
+    ids=["two bugs at once", "four together"],
+)
+def test_what_the_prior_holds_impossible_is_not_given_a_wrong_name(bug: Bug) -> None:
+    four = space(("cuda_graph", "speculative", "overlap_schedule", "deepep"), load().priors)
+    ends = [rehearse(Planner(four, Budget(1e5), seed=seed), bug, engines=2, seed=seed) for seed in range(10)]
+    assert sum(end.right for end in ends) >= 9
+    assert all("no single toggle, pair or triple" in end.verdict.text for end in ends if end.right)
+
+
+def test_one_broken_engine_among_others_makes_no_toggle_the_culprit() -> None:
+    ends = [
+        rehearse(Planner(SPACE, Budget(1440.0), seed=seed), Bug((0,), 12.0, host=1), engines=4, seed=seed)
+        for seed in range(6)
+    ]
+    assert sum(end.outcome.culprit in (0, None) for end in ends) >= 5

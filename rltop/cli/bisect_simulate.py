@@ -1,0 +1,176 @@
+"""`rltop bisect simulate`: one bisection of a known bug step by step, or a table of strategies on random bugs.
+
+Nothing here touches a run or an engine; the clock is the simulator's.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rltop.bisect.baselines import Checklist, Ddmin, Exhaustive
+from rltop.bisect.planner import Budget, Planner
+from rltop.bisect.rehearse import Ours, Rehearsal, rehearse
+from rltop.bisect.simulate import Bug, Happened, Law, Mix, Outcome, Strategy, bisect, bugs
+from rltop.bisect.space import Space, space
+from rltop.cli.output import print_json
+from rltop.errors import RltopError
+from rltop.evidence.priors import load
+from rltop.settings import priors_path
+
+BASELINE, REPEAT = 3, 8.0
+"""Of the two strategies that repeat: crashes with everything on, and mean times to be quiet for. As often right."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What was asked for on the command line."""
+
+    toggles: tuple[str, ...]
+    engines: int
+    seed: int
+    law: Literal["mixed", "steady", "waves", "wear", "early", "start"]
+    restart_min: float
+    budget_min: float
+    priors: Path | None
+
+    def space(self) -> Space:
+        """All culprits. Raises RltopError: a table of priors that can not be used, toggles that can not be bisected."""
+        return space(self.toggles, load(self.priors or priors_path()).priors)
+
+    def planner(self, found: Space, seed: int) -> Planner:
+        """As a daemon would make it."""
+        exposure: Literal["load", "start"] = "start" if self.law == "start" else "load"
+        return Planner(found, Budget(self.budget_min, self.restart_min), seed=seed, exposure=exposure)
+
+
+def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:
+    """Plays one. Exit code 0, also where the planner was wrong: that is what a rehearsal is for."""
+    found = asked.space()
+    names = [] if bug == "none" else [name.strip() for name in bug.split("+")]
+    needs = _mask(found, names)
+    law: Law = "steady" if asked.law == "mixed" else asked.law
+    known = Bug((needs,), mean_min, law, chance=0.5)
+    played = rehearse(asked.planner(found, asked.seed), known, engines=asked.engines, seed=asked.seed)
+    if as_json:
+        print_json({"rehearsal": _rehearsal_json(found, known, played)})
+        return 0
+    how = "half of the starts" if law == "start" else f"a crash every {mean_min:g} min on average ({law})"
+    print(f"A rehearsal, no engine is touched.\nThe bug: {found.words(needs) if needs else 'no toggle'}, {how}.")
+    print(f"{len(found.toggles)} toggles, {_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart.\n")
+    print("     min  engine")
+    for step in played.steps:
+        print("\n".join(_step(found, step)))
+    end = played.verdict
+    trials = _many(played.outcome.trials, "trial")
+    print(f"\n{end.state} after {played.outcome.minutes:.0f} min and {trials} ({end.probability:.0%} sure):")
+    print(textwrap.fill(end.text, 110, initial_indent="  ", subsequent_indent="  "))
+    print("That is right." if played.right else "That is wrong." if played.outcome.culprit is not None else "No name.")
+    return 0
+
+
+def table(asked: Asked, count: int, *, as_json: bool) -> int:
+    """Plays many with each strategy."""
+    found = asked.space()
+    mix = Mix() if asked.law == "mixed" else Mix(laws={asked.law: 1.0}, chance=(0.2, 1.0))
+    known = list(bugs(found.toggles, found.mask, count=count, seed=asked.seed, mix=mix))
+    width = len(found.toggles)
+    makers: dict[str, Callable[[int], Strategy]] = {"rltop": lambda seed: Ours(asked.planner(found, seed))}
+    if asked.law != "start":
+        again = f"{BASELINE} crashes first, {REPEAT:g} mean times"
+        makers |= {
+            "checklist, stops at the first quiet arm": lambda _: Checklist(width),
+            f"every toggle off, {again}": lambda _: Exhaustive(width, BASELINE, REPEAT),
+            f"delta debugging, {again}": lambda _: Ddmin(width, BASELINE, REPEAT),
+        }
+    rows = [_row(what, make, known, asked, found.all_on) for what, make in makers.items()]
+    if as_json:
+        print_json({"bugs": count, "engines": asked.engines, "law": asked.law, "strategies": rows})
+        return 0
+    print(f"{count} simulated bugs of {width} toggles, {_many(asked.engines, 'engine')}, law {asked.law}.")
+    print(f"{'':<52}{'right':>8}{'wrong':>8}{'no name':>9}{'minutes':>9}{'median':>8}")
+    for row in rows:
+        shares = f"{row['right']:>8.1%}{row['wrong']:>8.1%}{row['no_name']:>9.1%}"
+        print(f"{row['strategy']:<52}{shares}{row['minutes']:>9.0f}{row['median_minutes']:>8.0f}")
+    print("\nMinutes are wall time from the first crash to the verdict, on average. Few bugs tell little: 50 of them")
+    print("tell a share to about 6 in 100. The pinned benchmark is `python -m benchmarks.bisect` in the sources.")
+    return 0
+
+
+def _row(what: str, make: Callable[[int], Strategy], known: Sequence[Bug], asked: Asked, all_on: int) -> dict[str, Any]:
+    ended: list[tuple[Bug, Outcome]] = []
+    for at, bug in enumerate(known):
+        draw = random.Random(f"world/{asked.seed}/{at}")
+        outcome = bisect(
+            bug,
+            make(asked.seed + at),
+            all_on=all_on,
+            engines=asked.engines,
+            restart_min=asked.restart_min,
+            draw=draw,
+            budget_min=asked.budget_min,
+        )
+        ended.append((bug, outcome))
+    right = sum({end.culprit} == set(bug.needs) for bug, end in ended)
+    silent = sum(end.culprit is None for _, end in ended)
+    minutes = [end.minutes for _, end in ended]
+    return {
+        "strategy": what,
+        "right": right / len(ended),
+        "wrong": (len(ended) - right - silent) / len(ended),
+        "no_name": silent / len(ended),
+        "minutes": statistics.fmean(minutes),
+        "median_minutes": statistics.median(minutes),
+        "engine_minutes": statistics.fmean(end.busy_min for _, end in ended),
+    }
+
+
+def _mask(found: Space, names: Sequence[str]) -> int:
+    try:
+        return found.mask(names)
+    except RltopError as error:
+        raise RltopError(error.what, where="bisect simulate --bug", do=error.do) from None
+
+
+def _step(found: Space, step: Happened) -> list[str]:
+    head = f"{step.minutes:>8.1f}  {step.engine:<6}  "
+    if step.what in ("started", "goes on"):
+        return [textwrap.fill(step.why, 110, initial_indent=head, subsequent_indent=" " * len(head))]
+    off = found.names(found.all_on & ~step.arm)
+    where = f"without {', '.join(off)}" if off else "with everything on"
+    if not step.arm:
+        where = "with everything off"
+    return [f"{head}{step.what.upper() if step.what == 'crashed' else step.what} {where}, {step.exposure:.1f} min"]
+
+
+def _rehearsal_json(found: Space, known: Bug, played: Rehearsal) -> dict[str, Any]:
+    return {
+        "bug": {"needs": list(found.names(known.needs[0])), "mean_min": known.mean_min, "law": known.law},
+        "steps": [
+            {
+                "minutes": step.minutes,
+                "engine": step.engine,
+                "what": step.what,
+                "on": list(found.names(step.arm)),
+                "exposure_min": step.exposure,
+                "why": step.why,
+            }
+            for step in played.steps
+        ],
+        "state": played.verdict.state,
+        "culprit": None if played.outcome.culprit is None else list(found.names(played.outcome.culprit)),
+        "probability": played.verdict.probability,
+        "text": played.verdict.text,
+        "minutes": played.outcome.minutes,
+        "trials": played.outcome.trials,
+        "right": played.right,
+    }
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,66 @@
+"""`rltop bisect simulate`: a rehearsal for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rltop.cli.main import main
+
+
+def test_one_bisection_is_played_step_by_step_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", "--bug", "cuda_graph+speculative", "--mean-min", "10", "--seed", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "The bug: cuda_graph x speculative, a crash every 10 min on average (steady)." in told
+    assert "of the belief says that it can crash there" in told
+    assert "CRASHED" in told
+    assert "quiet without" in told
+    assert "That is right." in told
+    assert all(len(line) <= 110 for line in told.splitlines())
+
+
+def test_a_rehearsal_as_json_has_names_and_no_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", "--bug", "deepep", "--engines", "4", "--mean-min", "6", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    played = told["rehearsal"]
+    assert played["bug"] == {"needs": ["deepep"], "mean_min": 6.0, "law": "steady"}
+    assert played["state"] == "found"
+    assert played["culprit"] == ["deepep"]
+    assert {step["engine"] for step in played["steps"]} == {0, 1, 2, 3}
+
+
+def test_strategies_are_compared_on_the_same_bugs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", "--bugs", "20", "--json"]) == 0
+    rows = {row["strategy"].split(",")[0]: row for row in json.loads(capsys.readouterr().out)["strategies"]}
+    assert set(rows) == {"rltop", "checklist", "every toggle off", "delta debugging"}
+    assert rows["rltop"]["right"] >= 0.9 > rows["checklist"]["right"]
+    assert all(row["right"] + row["wrong"] + row["no_name"] == pytest.approx(1) for row in rows.values())
+
+
+def test_crashes_at_the_start_are_bisected_by_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", "--bug", "deepep", "--law", "start"]) == 0
+    told = capsys.readouterr().out
+    assert "half of the starts" in told
+    assert "starts without deepep" in told
+
+
+def test_the_priors_are_the_users(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[toggles.mine]\nweight = 0\n")
+    assert main(["bisect", "simulate", "--priors", str(mine)]) == 2
+    assert "weight must be a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--bug", "cuda_grpah"], "'cuda_grpah' is not a toggle"),
+        (["--toggles", "a,a"], "a toggle is there twice"),
+        (["--toggles", ","], "can not bisect over 0 toggles"),
+    ],
+)
+def test_what_can_not_be_rehearsed_is_one_error(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", *args]) == 2
+    assert told in capsys.readouterr().err
