@@ -22,6 +22,8 @@ from rltop.evidence.pickles import Walker
 KEPT_BYTES = 8 << 20
 """Bytes of the pickle of which the memo is kept: samples are read in order, and share with those just before."""
 MOST_SMALL = 4096
+MOST_BUILT = 1_000
+"""Samples that are built for the sake of one: shared values can be nested so that it would never end."""
 MOST_CHAIN = 16
 """A shared value that is shared through more samples than these is not followed."""
 SMALL_TEXT = 200
@@ -46,6 +48,7 @@ class Samples:
         self._kept_bytes = 0
         self._small: dict[int, Any] = {}
         self._building: list[int] = []
+        self._left = MOST_BUILT
         self._unknown = 0
         """Shared values that were not found."""
         self._steps = self._go()
@@ -79,6 +82,7 @@ class Samples:
 
     def element(self, at: int) -> Any:
         """The sample at a position that is known (`Map`, or whatever is there). Raises Unreadable."""
+        self._left = MOST_BUILT
         return self._built[at] if self._built is not None else self._build(at)[0]
 
     def size(self, at: int) -> int:
@@ -133,6 +137,7 @@ class Samples:
             self._kept.move_to_end(at)
             return memo[-1], memo
         begin, end = self._places.begins[at], self._places.ends[at]
+        self._left -= 1
         walker = Walker(self._data, begin)
         walker.foreign, walker.integers = self.foreign, self._walker.integers
         walker.memo, walker.memoized = _Memo(self), self._places.memos[at]
@@ -179,6 +184,8 @@ class Samples:
         for at in range(last, max(last - MOST_CHAIN, -1), -1):
             if memos[at] != memos[last] or len(self._building) > MOST_CHAIN:
                 break
+            if self._left <= 0:
+                break
             if at in self._building or self._is_reference(at):
                 continue
             memo = self._build(at)[1]
@@ -189,7 +196,7 @@ class Samples:
 
     def _is_reference(self, at: int) -> bool:
         """The element is nothing but a value that was there before."""
-        return self.size(at) <= 5 and self._data[self._places.begins[at]] in b"hj"
+        return (self._data[self._places.begins[at]], self.size(at)) in ((0x68, 2), (0x6A, 5))
 
 
 class _Memo(dict[int, Any]):

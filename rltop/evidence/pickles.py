@@ -23,7 +23,7 @@ MOST_NUMBER_BYTES = 64
 MOST_TEXT = 1 << 20
 """Characters of one string that are kept."""
 MOST_FOREIGN = 64
-MOST_REMEMBERED = 1 << 16
+MOST_REMEMBERED = 1 << 17
 """Integers whose value is looked up instead of made."""
 MOST_NAME = 300
 
@@ -419,12 +419,12 @@ def _integers(walker: Walker, begin: int) -> None:
 
 
 class _Integers(dict[bytes, int]):
-    """Value of an opcode with its bytes; remembers the last ones."""
+    """Value of an opcode with its bytes; remembers those that came first, of which frequent tokens are."""
 
     def __missing__(self, code: bytes) -> int:
-        if len(self) >= MOST_REMEMBERED:
-            self.clear()
-        value = self[code] = int.from_bytes(code[1:], "little", signed=code[0] == 0x4A)
+        value = int.from_bytes(code[1:], "little", signed=code[0] == 0x4A)
+        if len(self) < MOST_REMEMBERED:
+            self[code] = value
         return value
 
 

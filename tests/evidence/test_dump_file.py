@@ -6,6 +6,8 @@ import io
 import pickle
 import random
 import struct
+import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rltop.errors import RltopError
+from rltop.evidence import pickle_samples
 from rltop.evidence.dump_file import DumpFile
 from rltop.evidence.pickle_samples import Samples
 from rltop.evidence.pickle_values import Map, Seq, Unreadable
@@ -213,6 +216,40 @@ def test_what_is_no_dump_says_what_where_why_and_what_to_do(tmp_path: Path, raw:
     assert why in error.value.why
     assert (error.value.what, error.value.where, error.value.exit_code) == ("cannot read this dump", str(path), 2)
     assert error.value.do
+
+
+def test_values_shared_through_every_sample_take_no_time() -> None:
+    """Each sample holds the lists of the two before it, twice: the last one is a tree of 2^300 leaves."""
+    samples: list[dict[str, Any]] = [{"x": [0.5]}, {"x": [0.25]}]
+    for _ in range(300):
+        samples.append({"x": [samples[-1]["x"], samples[-2]["x"], samples[-1]["x"]]})
+    for protocol in (2, 4):
+        found = Samples(memoryview(pickle.dumps({"samples": samples}, protocol)))
+        for _ in found.scan():
+            pass
+        begin = time.process_time()
+        assert isinstance(found.element(301), Map)
+        assert time.process_time() - begin < 2
+        assert plain(found.element(4)) == samples[4]
+
+
+def test_memory_does_not_grow_with_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [
+        {"tokens": [*range(at, at + 2_000)], "rollout_log_probs": [-0.5] * 2_000, "response": f"{at}" * 1_000}
+        for at in range(150)
+    ]
+    path = archive(tmp_path / "7.pt", {"samples": samples})
+    assert path.stat().st_size > 3_000_000
+    monkeypatch.setattr(pickle_samples, "KEPT_BYTES", 200_000)
+    tracemalloc.start()
+    try:
+        with DumpFile.open(path) as dump:
+            total = sum(len(sample.tokens or ()) for sample in dump)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total == 150 * 2_000
+    assert peak < 3_000_000  # all samples together are 20 MB
 
 
 def pieces() -> st.SearchStrategy[Any]:
