@@ -24,7 +24,7 @@ import msgspec
 
 from rltop.daemon.state import StateTable
 from rltop.errors import RltopError
-from rltop.evidence.dump_find import DumpRef, find_dumps
+from rltop.evidence.dump_find import DumpRef, find_dumps, joined, order
 from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
 
@@ -47,7 +47,7 @@ class Places(msgspec.Struct, frozen=True):
     """Where a run's dumps lie, and what reads its tokens."""
 
     rollouts: list[str]
-    """Patterns of rollout dumps."""
+    """Patterns of rollout dumps, and directories of `--dump-details`."""
     trains: list[str]
     """Patterns of train dumps."""
     checkpoints: list[str] = []
@@ -77,9 +77,7 @@ def places(args: Mapping[str, Any], run_dir: Path, cwd: Path) -> Places:
 
     rollouts = [one for key in _ROLLOUT_ARGS for one in named(key)]
     trains = named("save_debug_train_data")
-    for folder in named("dump_details"):
-        rollouts.append(f"{folder}/rollout_data/{{rollout_id}}.pt")
-        trains.append(f"{folder}/train_data/{{rollout_id}}.pt")
+    rollouts += named("dump_details")
     rollouts.append(str(run_dir / "dumps"))
     return Places([*dict.fromkeys(rollouts)], [*dict.fromkeys(trains)], named("hf_checkpoint"))
 
@@ -244,20 +242,11 @@ class Child:
 def known_dumps(rollouts: list[str], trains: list[str]) -> list[DumpRef]:
     """The dumps that lie where the run's arguments say; train dumps joined to their rollouts, alone where there are
     none."""
-    found = _found(rollouts)
     trained = _found(trains)
-    listed: dict[Path, DumpRef] = {}
-    for ref in found:
-        beside = tuple(one.path for one in trained if one.rollout_id is not None and one.rollout_id == ref.rollout_id)
-        joined = tuple(dict.fromkeys([*ref.train, *(() if ref.is_eval else beside)]))
-        listed.setdefault(
-            ref.path, DumpRef(ref.path, ref.kind, ref.rollout_id, ref.is_eval, ref.bytes, joined, ref.problem)
-        )
+    listed = {ref.path: ref for ref in reversed(joined(_found(rollouts), trained))}
     used = {path for ref in listed.values() for path in ref.train}
-    for ref in trained:
-        if ref.path not in used:
-            listed.setdefault(ref.path, ref)
-    return list(listed.values())[:MOST_DUMPS]
+    alone = {ref.path: ref for ref in trained if ref.path not in used}
+    return sorted((alone | listed).values(), key=order)[:MOST_DUMPS]
 
 
 def _found(names: list[str]) -> list[DumpRef]:

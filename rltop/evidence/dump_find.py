@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,12 +56,13 @@ def find_dumps(pattern: str) -> list[DumpRef]:
             do="give what --save-debug-rollout-data or --save-debug-train-data wrote, or a --dump-details directory",
         )
     listed = [one for one in readable if one.kind in ("rollout", "samples")]
-    trains = [one for one in readable if one not in listed]
+    trains = [one for one in readable if one.kind not in ("rollout", "samples")]
     if listed:
-        trains += [_ref(path) for one in listed for path in _beside(one.path) if path not in paths]
-        listed = [replace(one, train=_of_id(trains, one)) for one in listed]
+        have = set(paths)
+        trains += [_ref(path) for path in _beside(one.path for one in listed) if path not in have]
+        listed = joined(listed, trains)
     broken = [one for one in refs if one.problem]
-    return sorted([*(listed or trains), *broken], key=_order)
+    return sorted([*(listed or trains), *broken], key=order)
 
 
 def holes(refs: Sequence[DumpRef]) -> list[int]:
@@ -72,7 +73,8 @@ def holes(refs: Sequence[DumpRef]) -> list[int]:
     return [at for at in range(min(have), max(have)) if at not in have]
 
 
-def _order(ref: DumpRef) -> tuple[bool, int, bool, str]:
+def order(ref: DumpRef) -> tuple[bool, int, bool, str]:
+    """By rollout id, training before eval, those without an id last."""
     return ref.rollout_id is None, ref.rollout_id or 0, ref.is_eval, str(ref.path)
 
 
@@ -125,18 +127,28 @@ def _ref(path: Path) -> DumpRef:
         return DumpRef(path, None, None, problem=error.why or error.what)
 
 
-def _beside(path: Path) -> list[Path]:
-    """Train dumps of `--dump-details`: `../train_data/` beside `rollout_data/`."""
-    if path.parent.name != "rollout_data":
-        return []
-    folder = path.parent.parent / "train_data"
+def joined(refs: Iterable[DumpRef], trains: Iterable[DumpRef]) -> list[DumpRef]:
+    """The dumps, each with the train dumps of its rollout among `trains` added to those that it has."""
+    by_id: dict[int, list[Path]] = {}
+    for one in trains:
+        if (one.kind or "").startswith("train") and one.rollout_id is not None:
+            by_id.setdefault(one.rollout_id, []).append(one.path)
+    out = []
+    for one in refs:
+        same = by_id.get(one.rollout_id, []) if one.rollout_id is not None and not one.is_eval else []
+        out.append(replace(one, train=tuple(dict.fromkeys([*one.train, *same]))))
+    return out
+
+
+def _beside(paths: Iterable[Path]) -> list[Path]:
+    """Train dumps of `--dump-details`: `../train_data/` beside `rollout_data/`, of the same rollouts."""
+    stems: dict[Path, set[str]] = {}
+    for path in paths:
+        if path.parent.name == "rollout_data":
+            stems.setdefault(path.parent.parent / "train_data", set()).add(path.stem)
     return sorted(
-        one for one in folder.glob(f"{path.stem}*.pt") if re.fullmatch(rf"{re.escape(path.stem)}(_\d+)?", one.stem)
+        one
+        for folder, wanted in stems.items()
+        for one in folder.glob("*.pt")
+        if one.stem in wanted or re.sub(r"_\d+$", "", one.stem) in wanted
     )
-
-
-def _of_id(trains: Sequence[DumpRef], ref: DumpRef) -> tuple[Path, ...]:
-    if ref.rollout_id is None or ref.is_eval:
-        return ()
-    same = (one.path for one in trains if (one.kind or "").startswith("train") and one.rollout_id == ref.rollout_id)
-    return tuple(dict.fromkeys(same))

@@ -27,8 +27,8 @@ def test_where_a_run_has_its_dumps(tmp_path: Path) -> None:
     assert places({}, run, cwd) == Places([f"{run}/dumps"], [])
     args = {"save_debug_rollout_data": "d/{rollout_id}.pt", "dump_details": "/x", "load_debug_rollout_data": None}
     assert places(args | {"hf_checkpoint": "~/m"}, run, cwd) == Places(
-        [f"{cwd}/d/{{rollout_id}}.pt", "/x/rollout_data/{rollout_id}.pt", f"{run}/dumps"],
-        ["/x/train_data/{rollout_id}.pt"],
+        [f"{cwd}/d/{{rollout_id}}.pt", "/x", f"{run}/dumps"],
+        [],
         [str(Path("~/m").expanduser())],
     )
     hostile = {"save_debug_rollout_data": 3, "dump_details": ["x"], "save_debug_train_data": "  "}
