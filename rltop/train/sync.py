@@ -236,7 +236,8 @@ def _looked_at(
     if not ranks:
         return EngineReply(ok=True, version=version, message="no checksum: its answer has no ranks")
     for at, (shard, held) in enumerate(ranks):
-        layout = (is_fused(held), dataclasses.replace(shard, kv_heads=truth.kv_heads))
+        shard = dataclasses.replace(shard, kv_heads=truth.kv_heads) if shard.size > 1 else shard
+        layout = (is_fused(held), shard)
         before = suspects.memory.before(layout)
         resets = suspects.resets.get(name, ())
         if at < len(resets):

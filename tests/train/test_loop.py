@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from rltop.engines.weight_findings import Finding
 from rltop.errors import RltopError
 from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig
@@ -241,3 +242,48 @@ def test_an_engine_with_an_earlier_runs_weights_gets_the_first_ones() -> None:
     loop.run()
     at = trainer.calls.index(("generate", 0, "default"))
     assert trainer.calls[at + 1 : at + 4] == ["verify", ("publish", "default", -1), ("took", "default", ["0"])]
+
+
+# ---------------------------------------------------------------------- --check-weight-update-equal
+
+CHECKED = TrainConfig(num_rollout=2, rollout_batch_size=2, n_samples_per_prompt=2, check_weight_update_equal=True)
+
+
+def test_the_first_sync_is_proven_once_and_nothing_is_verified_or_pushed_beside_it() -> None:
+    trainer = FakeTrainer([])
+    make_loop(CHECKED, trainer).run()
+    asked = [call for call in trainer.calls if call == "verify" or call[0] in ("prove", "publish", "generate")]
+    assert asked == [
+        ("prove", "default", -1),
+        ("generate", 0, "default"),
+        ("publish", "1", 0),
+        ("generate", 1, "1"),
+        ("publish", "2", 1),
+    ]
+
+
+def test_on_a_resume_the_interrupted_run_s_version_is_proven() -> None:
+    trainer = FakeTrainer([], loaded_iteration=0)
+    make_loop(CHECKED, trainer).run()
+    asked = [call for call in trainer.calls if call == "verify" or call[0] in ("prove", "publish", "generate")]
+    assert asked == [("prove", "1", 0), ("generate", 1, "1"), ("publish", "2", 1)]
+
+
+def test_what_the_proof_finds_ends_the_run_before_any_sample_and_is_in_the_record(daemon: tuple[str, Any]) -> None:
+    address, socket = daemon
+    finding = Finding("model.norm.weight", "zero", "0", max_abs_err=1.0)
+    wrong = EngineReply(True, "default", "1 tensor differs", "x", same=False, findings=(finding,), differing=1)
+    trainer = FakeTrainer([], base_reply=wrong)
+    with Reporter(address=address, run="r") as reporter:
+        loop = make_loop(CHECKED, trainer, reporter)
+        with pytest.raises(RltopError, match="not the weights that should be there") as ended:
+            loop.run()
+        loop.narrator.bye("failed")
+    assert "model.norm.weight: zero" in ended.value.why
+    assert not any(call[0] == "generate" for call in trainer.calls if isinstance(call, tuple))
+    (sync,) = [record["payload"] for record in records_until_bye(socket) if record["kind"] == "weights"]
+    assert sync["checked"]
+    assert sync["engines"]["0"]["differing"] == 1
+    assert sync["engines"]["0"]["findings"] == [
+        {"name": "model.norm.weight", "kind": "zero", "engine": "0", "max_abs_err": 1.0}
+    ]

@@ -18,8 +18,11 @@ from rltop.errors import RltopError
 from rltop.protocol.messages import Record, Source
 from rltop.train.arguments import TrainConfig, parse_args
 from rltop.train.cpu_engine.server import make_app
+from rltop.train.inject import local_layer_ids
 from rltop.train.ports import BASE_VERSION, EngineFacts, EngineReply, SyncReport
 from rltop.train.proof import RESET, prepare
+from rltop.train.sync import Suspects, Truth, compare, push
+from rltop.train.sync import named as named_tensors
 from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 from rltop.train.trainer_actor import TrainActor
 from tests.engines.conftest import Blocking, running
@@ -121,6 +124,40 @@ def test_swapped_layers_are_named_with_whose_they_are(tmp_path: Path) -> None:
     assert one.max_abs_err > 0.01
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_layers_of_a_later_stage_under_local_ids_are_named_on_both_sides(tmp_path: Path, reset: bool) -> None:
+    """A stage that counts its layers from 0 overwrites the first stage's; its own are not brought."""
+    with pair(tmp_path) as both:
+        before = Truth([{}]).memory("")
+        if not reset:  # a later sync: what is not brought is the version before
+            assert both.prove().same is True
+            before = both.trainer._now or before
+        both.step()
+        held = both.trainer._backend.hf_stages()
+        assert held is not None
+        whole = dict(named_tensors(held))
+        stages = [
+            {name: t for name, t in whole.items() if LAST not in name},
+            {n: t for n, t in whole.items() if LAST in n},
+        ]
+        resets = {"0": prepare({"0": both.client}, 260)["0"].digests} if reset else {}
+        report = push(
+            local_layer_ids(stages),
+            stages,
+            version="1",
+            transport="tensor",
+            engines={"0": both.client},
+            directory=None,
+            planted=True,
+            suspects=Suspects(memory=before, resets=resets),
+        )
+    reply = report.engines["0"]
+    kinds = {one.name: one.kind for one in reply.findings}
+    assert kinds["model.layers.0.mlp.up_proj.weight"] == "wrong-layer"
+    assert kinds[LAST + "mlp.up_proj.weight"] == ("missing" if reset else "stale")
+    assert report.layers == ((0,), (0,))
+
+
 def test_a_wrong_shape_is_refused_by_the_engine_and_named_with_both_shapes(tmp_path: Path) -> None:
     with pair(tmp_path, "wrong-shape@start") as both:
         reply = both.prove()
@@ -135,8 +172,6 @@ def test_an_engine_that_took_nothing_still_holds_the_random_numbers(tmp_path: Pa
         both.client.set_weight_version(BASE_VERSION)  # as if the update had been taken
         held = both.trainer._backend.hf_stages()
         assert held is not None
-        from rltop.train.sync import Suspects, Truth, compare
-
         suspects = Suspects(resets={"0": resets["0"].digests})
         report = compare(
             Truth(held), version=BASE_VERSION, transport="x", engines={"0": both.client}, suspects=suspects
