@@ -176,6 +176,11 @@ class Loop:
             injected_faults=list(config.inject),
             stand_ins=stand_ins(config),
         )
+        dump = config.load_debug_rollout_data
+        if dump is not None and dump.format(rollout_id=0) == dump.format(rollout_id=1) and config.num_rollout > 1:
+            say(
+                "warn", f"--load-debug-rollout-data {dump} has no {{rollout_id}}: every rollout trains on the same file"
+            )
         if facts.loaded_iteration is not None:
             where = f"{config.load} [ t 1/{config.layout.tensor}, p 1/{config.layout.pipeline} ]"
             say("info", f"successfully loaded checkpoint from {where} at iteration {facts.loaded_iteration}")

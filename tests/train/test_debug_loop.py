@@ -74,6 +74,12 @@ def test_training_alone_never_touches_an_engine() -> None:
     assert (len(history.steps), history.syncs, history.evaluations) == (2, 0, [])
 
 
+def test_one_file_for_every_rollout_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=LOGGER):
+        run(TrainConfig(**SHAPE, load_debug_rollout_data="/no/such.pt"), FakeTrainer([]))
+    assert "/no/such.pt has no {rollout_id}: every rollout trains on the same file" in caplog.text
+
+
 def test_a_full_run_evaluates_the_weights_that_the_next_rollout_has() -> None:
     trainer = FakeTrainer([])
     run(TrainConfig(**SHAPE, eval_interval=2), trainer)
