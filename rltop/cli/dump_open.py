@@ -124,9 +124,11 @@ def opened(ref: DumpRef) -> Iterator[Dump]:
 
 def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
     """The samples that are shown, one after the other; tensors can be read until the next one is taken."""
-    from rltop.evidence.dump_rows import Filter
+    from rltop.evidence.dump_rows import FIELDS, Filter
 
     choose = Filter(wanted.chosen) if wanted.chosen else None
+    for word in choose.odd if choose is not None else ():
+        note(f"{word!r} is looked for as a word; fields are {FIELDS}")
     if wanted.sort:
         yield from _sorted(refs, wanted, choose)
         return

@@ -101,7 +101,7 @@ def _title(ref: DumpRef, how: How) -> list[str]:
     if found is None:
         return [
             "  ".join(parts),
-            f"  metrics: --metrics (reads all of {size(ref.bytes)})" if how.metrics is None else "",
+            *([f"  metrics: --metrics (reads all of {size(ref.bytes)})"] if how.metrics is None else []),
         ]
     return ["  ".join(parts), *table(("metric", "value"), list(found.items()), indent="  ")]
 

@@ -61,9 +61,12 @@ class Entries:
         if self._broken is not None:
             raise self._broken
         try:
-            for at in self._samples.scan():
-                self._file.touched(at - self._told)
-                self._told = at
+            while True:
+                # Before every step: the step reads what may be gone.
+                self._file.touched(self._samples.at - self._told)
+                self._told = self._samples.at
+                if next(self._samples.scan(), None) is None:
+                    return
                 yield
         except Unreadable as error:
             self._broken = error

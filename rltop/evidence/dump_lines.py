@@ -6,6 +6,7 @@ Failure policy: `Unreadable` for a file that begins with no sample; another line
 from __future__ import annotations
 
 import mmap
+import os
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +23,9 @@ STEP_LINES = 256
 class Lines:
     """Lines of a mapped file; 8 bytes are kept of each."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, descriptor: int) -> None:
         self._data = data
+        self._descriptor = descriptor
         self._begins = array("Q", [0])
         self.ended = False
 
@@ -36,9 +38,10 @@ class Lines:
         return len(self._begins) - 1
 
     def steps(self) -> Iterator[None]:
-        """Finds lines, one per step."""
+        """Finds lines, one per step. Raises Unreadable where the file was cut meanwhile."""
         data, end = self._data, len(self._data)
         while not self.ended:
+            self._check()
             at = data.find(b"\n", self._begins[-1])
             stop = end if at < 0 else at + 1
             if stop > self._begins[-1] and (at >= 0 or data[self._begins[-1] : stop].strip()):
@@ -56,8 +59,13 @@ class Lines:
 
     def element(self, at: int) -> dict[str, Any] | None:
         """The sample of a line whose place is known. None where the line is none."""
+        self._check()
         begin, end = self._begins[at], self._begins[at + 1]
         return jsonl.read_map(self._data[begin:end]) if end - begin <= MOST_LINE else None
+
+    def _check(self) -> None:
+        if os.fstat(self._descriptor).st_size < len(self._data):
+            raise Unreadable("it was overwritten while it was read")  # the next byte could be a SIGBUS
 
 
 @contextmanager
@@ -66,7 +74,7 @@ def lines(path: Path) -> Iterator[Lines]:
     if path.stat().st_size == 0:
         raise Unreadable("the file is empty")
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = Lines(data)
+        found = Lines(data, stream.fileno())
         if not found.reach(1) or found.element(0) is None:
             raise Unreadable("its first line is no JSON object")
         with suppress(BufferError):

@@ -85,6 +85,9 @@ def mean_gap(left: Sequence[float] | None, right: Sequence[float] | None) -> flo
     return math.fsum(abs(a - b) for a, b in zip(left, right, strict=True)) / len(left)
 
 
+_LIKE_TERM = re.compile(r"[A-Za-z_.]{3,}(<=|>=|!=|=|<|>|~)\S")
+
+
 class Filter:
     """What a line of text asks for: words that all occur (any case, any order), and comparisons such as `reward<0.5`.
 
@@ -97,12 +100,16 @@ class Filter:
         self._words: list[str] = []
         self._terms: list[tuple[str, str, str]] = []
         self._patterns: dict[str, re.Pattern[str]] = {}
+        self.odd: list[str] = []
+        """Words that look like a comparison of a field that does not exist."""
         for word in _words(text):
             if found := _TERM.fullmatch(word):
                 self._terms.append((found[1], found[2], found[3]))
                 self._check(word, *found.groups())
             else:
                 self._words.append(word.casefold())
+                if _LIKE_TERM.match(word):
+                    self.odd.append(word)
 
     def takes(self, line: Line, sample: DumpSample) -> bool:
         """Whether the sample is asked for."""

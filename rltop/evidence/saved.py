@@ -8,6 +8,7 @@ reason.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from array import array
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class Mapped:
     whole: mmap.mmap
     archive: Archive | None = None
     swapped: bool = False
+    descriptor: int = -1
     touched_bytes: int = 0
     damage: str = ""
     """Why not all of it can be read."""
@@ -50,15 +52,23 @@ class Mapped:
         """Values of a tensor, flat. Empty where it can not be read: other layout, too large, cut off."""
         if self.archive is None or not ref.contiguous or ref.nbytes > MOST_TENSOR_BYTES:
             return []
+        try:
+            self.touched(ref.nbytes)
+        except Unreadable:
+            return []
         raw = self.archive.record(f"data/{ref.key}")
         begin = ref.offset * WIDTH.get(ref.dtype, 0)
         part = b"" if raw is None else bytes(raw[begin : begin + ref.nbytes])
-        self.touched(len(part))
         return decode(part, ref.dtype, swapped=self.swapped) if len(part) == ref.nbytes else []
 
     def touched(self, count: int) -> None:
         """So many bytes of the file were gone over. Now and then the system may take back the memory of all of it: the
-        file is mapped, and what was read counts as this process's memory. It can be read again at any time."""
+        file is mapped, and what was read counts as this process's memory. It can be read again at any time.
+
+        Raises Unreadable where the file was cut meanwhile, as slime does that writes every rollout to the same path.
+        """
+        if os.fstat(self.descriptor).st_size < self.total_bytes:
+            raise Unreadable("it was overwritten while it was read")  # the next byte could be a SIGBUS
         self.touched_bytes += count
         if self.touched_bytes > FORGET_BYTES and hasattr(mmap, "MADV_DONTNEED"):
             self.touched_bytes = 0
@@ -104,20 +114,24 @@ def mapped(path: Path, *, salvage: bool = False) -> Iterator[Mapped]:
 
     salvage: of a `.pt` that was cut off take what is there of its pickle, without tensors; `damage` says why.
     """
-    size = path.stat().st_size
+    with path.open("rb") as stream:
+        yield from _mapped(stream.fileno(), salvage)
+
+
+def _mapped(descriptor: int, salvage: bool) -> Iterator[Mapped]:
+    size = os.fstat(descriptor).st_size
     if size == 0:
         raise Unreadable("the file is empty")
-    with path.open("rb") as stream:
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     view = memoryview(data)
     try:
         if bytes(view[:2]) == b"PK":
             archive = Archive(view, salvage=salvage)
             order = archive.record("byteorder")  # absent in older files
             swapped = order is not None and bytes(order[:8]) == b"big"
-            yield Mapped(archive.pickle(), 0, size, data, archive, swapped, damage=archive.damage)
+            yield Mapped(archive.pickle(), 0, size, data, archive, swapped, descriptor, damage=archive.damage)
         else:
-            yield Mapped(view, _begin(view), size, data)
+            yield Mapped(view, _begin(view), size, data, descriptor=descriptor)
     finally:
         with suppress(BufferError):  # an error's frames may still look at it
             view.release()

@@ -97,6 +97,12 @@ def test_samples_are_filtered_sorted_and_searched(
     assert [one["at"] for one in as_json(capsys, "show", path, *options)["samples"]] == expected
 
 
+def test_a_field_that_does_not_exist_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "show", rollout(tmp_path / "3.pt"), "--filter", "rewrad<0.5 reward<0.5")
+    assert (code, out) == (0, "")
+    assert "'rewrad<0.5' is looked for as a word; fields are at index group reward" in err
+
+
 def test_a_list_goes_on_over_several_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for at in (1, 2):
         rollout(tmp_path / f"{at}.pt", 4, rollout_id=at)

@@ -147,6 +147,19 @@ def test_missing_fields_are_none_and_later_fields_are_kept(tmp_path: Path) -> No
     assert (one.status, one.extra) == ("truncated", {"later": [1]})
 
 
+@pytest.mark.parametrize("name", ["7.pt", "7.jsonl"])
+def test_a_dump_that_is_written_anew_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
+    """slime overwrites a path without {rollout_id}; behind the end of a mapped file is a SIGBUS."""
+    samples = [{"index": at, "response": "x" * 5_000} for at in range(40)]
+    path = tmp_path / name
+    path = archive(path, {"samples": samples}) if name.endswith(".pt") else lines(path, samples)
+    with DumpFile.open(path) as dump:
+        assert dump.sample(0).index == 0
+        path.write_bytes(b"")
+        with pytest.raises(RltopError, match="overwritten while it was read"):
+            list(dump)
+
+
 def test_chat_messages_are_rendered_and_kept(tmp_path: Path) -> None:
     prompt = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
     with DumpFile.open(archive(tmp_path / "7.pt", {"samples": [{"prompt": prompt}]})) as dump:
