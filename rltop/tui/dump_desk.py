@@ -20,6 +20,8 @@ from rltop.tui.theme import Glyphs
 from rltop.tui.widgets.dump_list import DumpList
 from rltop.tui.widgets.dump_text import SampleText
 
+RETRY_S = 2.0
+"""After an answer that says that there is none."""
 AGAIN_S = 0.1
 """Between two questions about something that is still being read."""
 KEPT = 24
@@ -57,6 +59,7 @@ class DumpDesk:
         self._stats_why = ""
         self._counted = 0
         self._busy: set[str] = set()
+        self._not_before = 0.0
 
     # -------------------------------------------------------------- what there is
 
@@ -185,9 +188,12 @@ class DumpDesk:
 
     def look(self) -> None:
         """Fetch what is in sight and missing."""
+        rested = asyncio.get_running_loop().time() >= self._not_before
         if self.dump is None:
+            if self.list.why and rested:
+                self._once("files", self._files())
             return
-        if self.list.wanted() is not None or self.list.busy:
+        if rested and (self.list.wanted() is not None or self.list.busy):
             self._once("rows", self._rows())
         if self._wanted_text is None and self.list.current is not None:
             self._once("whole", self._whole())
@@ -234,7 +240,12 @@ class DumpDesk:
         if self._stats is None and self.dump is not None:
             self._once("stats", self._file_stats())
 
+    def _rest(self) -> None:
+        """Nothing could be had: ask again after a while, when something is painted."""
+        self._not_before = asyncio.get_running_loop().time() + RETRY_S
+
     def _fresh(self, cursor: int) -> None:
+        self._not_before = 0.0
         self.list.reset(cursor)
         self.sample_why = ""
         self._changed()
@@ -260,6 +271,8 @@ class DumpDesk:
         answer = await self._source.list()
         self.dumps, self.holes = answer.dumps, answer.holes
         self.list.why = "" if self.dumps else answer.why or "there are no dumps"
+        if not self.dumps:
+            self._rest()
         train = [at for at, one in enumerate(self.dumps) if not one.get("eval")]
         self.at = train[-1] if self._newest and train else 0
         self._changed()
@@ -292,6 +305,10 @@ class DumpDesk:
             if of != self._of() or (end and not self.list.asked_end):
                 continue
             self.list.take(answer)
+            if answer.why and not answer.count:
+                self._rest()
+                self._changed()
+                return
             self._changed()
             if not answer.done:
                 await asyncio.sleep(AGAIN_S)

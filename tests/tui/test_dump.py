@@ -13,6 +13,7 @@ from textual.theme import BUILTIN_THEMES
 from rltop.evidence.dump_find import find_dumps
 from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageQuery
+from rltop.tui import dump_desk
 from rltop.tui.pager import PagerApp
 from rltop.tui.theme import Palette
 from tests.evidence import dump_files
@@ -285,6 +286,32 @@ async def test_the_dashboard_opens_the_runs_dumps_over_the_daemon(tmp_path: Path
         await running.press("escape")
         await running.until(lambda: running.app.screen is running.app.live)
         assert "rltop dump" not in await running.tick()
+    pages.close()
+
+
+async def test_an_answer_that_does_not_come_leaves_the_picture_and_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_desk, "RETRY_S", 0.0)
+    root = model_dumps(tmp_path, count=200)
+    pages, refs = DumpPages(), find_dumps(str(root))
+    async with dash("healthy") as running:
+        running.client.busy = True
+        running.client.dump_list = listed(refs, [])
+        running.client.dump_answer = lambda query: pages.answer(refs[0], query)
+        await running.press("d")
+        await running.shows("no answer to 'dumps?' in 10 s")
+        running.client.busy = False
+        await running.tick()
+        await running.shows("Sample 0, group 0")
+        running.client.busy = True
+        text = await running.press("pagedown", "pagedown", "pagedown", "pageup")
+        await running.shows("no answer to")
+        assert " 0      0       0 completed" in await running.press("home"), "what was there stays"
+        running.client.busy = False
+        await running.press("end")
+        text = await running.shows("Sample 199")
+        assert "no answer to" not in text
     pages.close()
 
 

@@ -73,8 +73,6 @@ class DumpList(Struct):
 
     def wanted(self) -> tuple[int, int] | None:
         """(from, to) of rows in sight that are missing; None: all are there."""
-        if self.why:
-            return None
         if self.asked_end:
             return LAST, LAST + self.page + AHEAD
         stop = self.top + self.page if not self.ended else min(self.top + self.page, self.count)
@@ -86,8 +84,12 @@ class DumpList(Struct):
 
     def take(self, answer: DumpPageAnswer) -> None:
         """Rows that came."""
+        if answer.why and not answer.count:  # no answer at all: what is here stays
+            self.why, self.broken = ("", answer.why) if self.rows else (answer.why, "")
+            self.busy = self.asked_end = False
+            return
         self.count, self.indexed = answer.count, answer.indexed
-        self.why, self.broken = ("", answer.why) if answer.count else (answer.why, "")
+        self.why, self.broken = "", answer.why
         self.ended, self.busy = answer.ended, not answer.done
         if len(self.rows) > KEPT:
             near = range(self.top - KEPT // 4, self.top + KEPT // 4)
