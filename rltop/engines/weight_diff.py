@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -205,6 +206,8 @@ class _Look:
             expected.recognise(held, dtypes=self._dtypes())
             expected.also = tuple(one for one in ("", "F32", "BF16") if one != expected.dtype)
             self.dtype, self.hash = expected.dtype, expected.hash
+            with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+                list(pool.map(expected.digest, sorted(recipes.keys() & held.keys())))
             before = list(self._before(fused, replace(shard, kv_heads=heads), expected, held))
             wrong = self._comparable(classify(expected, held, before=before, engine=self.client.url), expected)
             told |= dict.fromkeys(wrong)

@@ -316,13 +316,15 @@ class Loop:
         with self.narrator.phase("update_weights", first - 1):
             report = self.trainer.prove(version, first - 1, engines)
         self._report_sync(report, engines, first_rollout=first, seconds=self.clock() - started)
-        sides = {"the trainer": report.source} if report.source else {}
-        sides |= {f"engine {name}": reply.findings for name, reply in report.engines.items() if reply.same is False}
+        sides = {"the trainer": told(report.source, 8)} if report.source else {}
+        for name, reply in report.engines.items():
+            if reply.same is False or not (reply.ok or reply.gone):  # one that refused is random now
+                sides[f"engine {name}"] = told(reply.findings, 8) if reply.findings else reply.message
         if sides:
             raise RltopError(
                 f"{' and '.join(sides)}: not the weights that should be there",
                 where=f"--check-weight-update-equal, weights version {report.version!r}",
-                why="\n       ".join(f"{side}: {told(found, 8)}" for side, found in sides.items()),
+                why="\n       ".join(f"{side}: {found}" for side, found in sides.items()),
                 do='docs/debug.md, "Are the weights the same?", says what each kind points to',
                 exit_code=1,
             )

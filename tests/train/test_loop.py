@@ -287,3 +287,15 @@ def test_what_the_proof_finds_ends_the_run_before_any_sample_and_is_in_the_recor
     assert sync["engines"]["0"]["findings"] == [
         {"name": "model.norm.weight", "kind": "zero", "engine": "0", "max_abs_err": 1.0}
     ]
+
+
+def test_an_engine_that_refuses_the_first_sync_ends_a_supervised_run_too() -> None:
+    """Nobody else can bring it back: its weights are random numbers."""
+    finding = Finding("model.norm.weight", "wrong-shape", "0", "[3], it should be [4]")
+    refused = EngineReply(False, "reset_tensors", "status 400", findings=(finding,), differing=1)
+    loop = make_loop(CHECKED, FakeTrainer([], base_reply=refused))
+    assert isinstance(loop.rollouts, FakeRollouts)
+    loop.rollouts.supervised = True
+    with pytest.raises(RltopError, match="not the weights that should be there") as ended:
+        loop.run()
+    assert "model.norm.weight: wrong-shape, [3], it should be [4]" in ended.value.why
