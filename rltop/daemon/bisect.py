@@ -143,6 +143,8 @@ class Bisections:
     def resume(self, row: Mapping[str, Any]) -> Plan | None:
         """How an operation of an earlier daemon goes on: the bisection itself does so by its record."""
         runner, found = self._runner, (row["args"] or {}).get("id")
+        if row["name"] == "bisect-start" and (runner is None or runner.record.id != found):
+            return self._ended_before(str(found), row)
         if row["name"] == "bisect-stop" and runner is not None and not runner.over:
             runner.stop(f"stopped by {row['who']}")
             found = runner.record.id
@@ -153,6 +155,20 @@ class Bisections:
             return await self._follow(str(found), stage)
 
         return Plan(row["plan"] or [], work, runner.record.engines if row["name"] == "bisect-start" else ())
+
+    def _ended_before(self, bisection_id: str, row: Mapping[str, Any]) -> Plan | None:
+        """The bisection was over when its daemon died, and its operation was not told."""
+        from rltop.daemon.bisect_record import Records
+
+        records, _ = Records(self._engines.run_dir).read_all()
+        record = next((one for one in records if one.id == bisection_id and one.ended is not None), None)
+        if record is None:
+            return None
+
+        async def work(stage: Stage) -> str:
+            return _result(record)
+
+        return Plan(row["plan"] or [], work)
 
     # ---------------------------------------------------------------- life
 
@@ -257,13 +273,7 @@ class Bisections:
             raise
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-        record = runner.record
-        words = record.verdict.text if record.verdict is not None else record.state
-        wrong = [f"engine {name}: {why}" for name, why in record.restored.items() if why != "original"]
-        told = f"bisection {bisection_id}: {record.state}: {words}" + (f"; {'; '.join(wrong)}" if wrong else "")
-        if record.state == "failed" or wrong:
-            raise RltopError(told, exit_code=1)
-        return told
+        return _result(runner.record)
 
     # ---------------------------------------------------------------- showing
 
@@ -273,6 +283,16 @@ class Bisections:
     def _publish(self) -> None:
         if self._runner is not None:
             self._core.set(CELL, self._runner.cell())
+
+
+def _result(record: Record) -> str:
+    """In a sentence. Raises RltopError where it failed, or an engine is not as it was."""
+    words = record.verdict.text if record.verdict is not None else record.state
+    wrong = [f"engine {name}: {why}" for name, why in record.restored.items() if why != "original"]
+    told = f"bisection {record.id}: {record.state}: {words}" + (f"; {'; '.join(wrong)}" if wrong else "")
+    if record.state == "failed" or wrong:
+        raise RltopError(told, exit_code=1)
+    return told
 
 
 def _sentence(error: RltopError) -> str:

@@ -36,16 +36,27 @@ class Model:
             restart_min=max(record.restart_min, 1e-3),
             longest_trial_min=min(LONGEST_TRIAL_MIN, record.budget_min),
         )
-        together = {known.mask([name]): known.mask(others) for name, others in record.ground.together.items()}
+        together = {known.mask([name]): known.mask(others) for name, others in self.together().items()}
         return Planner(
             known,
             budget=budget,
-            fixed=known.mask(record.ground.fixed),
+            fixed=known.mask(self.fixed()),
             together=together,
             seed=record.seed,
             barred=frozenset(known.mask(names) for names in record.barred),
             exposure="start" if record.crash.at_start else "load",
         )
+
+    def fixed(self) -> dict[str, str]:
+        """Toggles that are never off, and why."""
+        return {**self.record.ground.fixed, **self.record.stuck}
+
+    def together(self) -> dict[str, tuple[str, ...]]:
+        """Toggle -> those that go off with it."""
+        found = dict(self.record.ground.together)
+        for name, others in self.record.goes_with.items():
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *others)))
+        return found
 
     def evidence(self) -> list[Trial]:
         """The crash that is hunted, and every trial that ended and counts."""
@@ -140,8 +151,8 @@ def cell(model: Model, seen: Outlook) -> dict[str, Any]:
         "engines": list(record.engines),
         "dropped": dict(record.dropped),
         "toggles": list(base.toggles),
-        "fixed": list(base.fixed),
-        "aliases": {name: list(others) for name, others in base.together.items()},
+        "fixed": list(model.fixed()),
+        "aliases": {name: list(others) for name, others in model.together().items()},
         "started": record.started,
         "ended": record.ended,
         "minutes": round(record.minutes, 2),

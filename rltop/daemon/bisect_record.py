@@ -125,6 +125,10 @@ class Record(msgspec.Struct, kw_only=True):
     trials: list[TrialRow] = []
     barred: list[tuple[str, ...]] = []
     """Arms that cannot be, by the toggles that are on."""
+    stuck: dict[str, str] = {}
+    """Toggle -> why it is not turned off any more: its flag has no effect."""
+    goes_with: dict[str, tuple[str, ...]] = {}
+    """Toggle -> others that were seen to go off with it."""
     dropped: dict[str, str] = {}
     """Engine -> why it takes no part any more."""
     verdict: Ending | None = None

@@ -89,6 +89,9 @@ def ground(subject: Subject, wanted: Collection[str] = ()) -> Ground:
     off_already = [name for name in named if now.get(name) in (None, "off")]
     toggles = [name for name in named if name not in off_already]
     if wanted and off_already:
+        if now.get(off_already[0]) is None:
+            why = "its arguments do not name it, and no /server_info was seen"
+            raise RltopError(f"{off_already[0]}: it is not known what it was", why=why)
         raise RltopError(f"{off_already[0]} is off already", why="it was off when the engine crashed")
     if not wanted and _ranks(subject) < 2:
         toggles = [name for name in toggles if name != "custom_all_reduce"]  # one GPU reduces nothing

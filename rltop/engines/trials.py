@@ -79,6 +79,7 @@ class Sight:
     toggles: Mapping[str, str | None] = field(default_factory=dict)
     """In effect, once it answered."""
     ignored: tuple[str, ...] = ()
+    node_lost: bool = False
 
 
 class Trials:
@@ -163,6 +164,7 @@ class Trials:
             "started": found is not None,
             "toggles": _effective(found) if found is not None else {},
             "ignored": tuple(found.ignored) if found is not None else (),
+            "node_lost": slot.state is State.LOST,
         }
         if not engine.adopted:
             return Sight(where="coming", **told)

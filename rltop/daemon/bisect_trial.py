@@ -1,0 +1,412 @@
+"""One guinea pig of a bisection: trial after trial, each written down before anything follows from it.
+
+A trial asks the planner for an arm, puts the engine on it, replays the traffic, and ends when the engine crashes or the
+planner wants something else. Exposure is time under traffic: from ready to the crash, pauses and deaths of the daemon
+left out. It counts as the arm that is in effect, not as the one that was asked for; a toggle whose flag has no effect
+is never asked for again.
+
+Failure policy: an engine that does not start, hangs or is taken away makes the trial "lost", and a crash of another
+kind is noted: both are no evidence. Three such trials in a row and the engine takes no part any more. `RltopError`
+means that nothing can be written down: whoever runs the bisection ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rltop.bisect.planner import Next
+from rltop.bisect.trials import Running
+from rltop.daemon.bisect_model import Model
+from rltop.daemon.bisect_record import Outcome, Record, Records, TrialRow
+from rltop.daemon.bisect_start import NO_TOGGLE, same_kind
+from rltop.engines.client import AsyncEngineClient
+from rltop.engines.ground import arm, effective
+from rltop.engines.slots import OnTrial
+from rltop.engines.traffic import Replay, ReplayCounts
+from rltop.engines.trials import Sight, Trials
+from rltop.errors import RltopError
+
+MOST_LOST = 3
+"""Trials in a row without evidence, after which an engine takes no part any more."""
+AGAIN_S = 1.0
+"""A replay that ends by itself while its engine lives begins again after so long."""
+DYING_S = 120.0
+"""How long an engine whose requests broke off, or that writes its dumps, may take to be gone."""
+SOON_S = 3.0
+"""Requests that broke off without a death that follows are not the engine's end."""
+
+Tell = Callable[..., None]
+"""Level, text, further fields of a journal event."""
+
+
+class Traffic(Protocol):
+    """What is replayed (`rltop.engines.traffic.Traffic`)."""
+
+    def replay(self, seed: int) -> Replay: ...
+
+
+@dataclass(slots=True)
+class _Live:
+    """A trial under traffic."""
+
+    row: TrialRow
+    base: float
+    """Minutes before this stretch."""
+    since: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Bench:
+    """What the workers of one bisection share."""
+
+    record: Record
+    model: Model
+    trials: Trials
+    records: Records
+    traffic: Traffic
+    tell: Tell
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    beat_s: float
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not paused."""
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something is another than before."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One choice at a time: each takes into account what the others do."""
+    live: dict[str, _Live] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    saved: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What it is called where it stands in another's way."""
+        return f"bisection {self.record.id}"
+
+    @property
+    def scale(self) -> float:
+        """Exposure minutes per second."""
+        return self.record.time_scale / 60
+
+    def save(self) -> None:
+        """Raises RltopError."""
+        self.records.write(self.record)
+        self.saved = self.clock()
+
+    def say(self, level: str, text: str, **more: Any) -> None:
+        """A line in the journal."""
+        self.tell(level, f"{self.name}: {text}", bisection=self.record.id, **more)
+
+    def count(self, row: TrialRow) -> None:
+        """Bring the exposure of a trial up to now."""
+        live = self.live.get(row.engine)
+        if live is not None and live.row is row:
+            row.minutes = live.base + (self.clock() - live.since) * self.scale
+
+    def running(self) -> list[Running]:
+        """Trials under way, by now."""
+        for live in self.live.values():
+            self.count(live.row)
+        return self.model.running()
+
+
+class Worker:
+    """One engine."""
+
+    def __init__(self, engine: str, bench: Bench) -> None:
+        self._engine, self._bench = engine, bench
+
+    async def run(self) -> None:
+        """Trial after trial, until cancelled or until the engine takes no part any more. Raises RltopError."""
+        bench = self._bench
+        rows = (one for one in bench.record.trials if one.engine == self._engine and one.outcome == "running")
+        row = next(rows, None)  # that an earlier daemon was at
+        while self._engine not in bench.record.dropped:
+            await bench.go_on.wait()
+            if not bench.trials.subject(self._engine).runs:
+                bench.record.dropped[self._engine] = "somebody stopped it"
+                break
+            await self._trial(await self._choose() if row is None else row)
+            row = None
+
+    # ---------------------------------------------------------------- choosing
+
+    async def _choose(self) -> TrialRow:
+        """The planner's next arm for a free engine, written down. Arms that cannot be are barred."""
+        bench, record = self._bench, self._bench.record
+        async with bench.turn:
+            while True:
+                then = await self._ask()
+                on = bench.model.space.names(then.arm)
+                made = arm(record.subject, record.ground, self._off(on))
+                if made.config is not None:
+                    break
+                self._bar(on, f"SGLang refuses it: {made.why_not}")
+            row = TrialRow(
+                n=len(record.trials) + 1,
+                engine=self._engine,
+                generation=bench.trials.next_generation(self._engine),
+                asked_on=on,
+                planned=then.minutes,
+                started=bench.wall(),
+                why=then.why,
+                crash=then.crash,
+                bits=then.bits,
+            )
+            record.trials.append(row)
+            bench.save()
+        bench.say("info", f"trial {row.n} on engine {self._engine}: {then.why}", trial=row.n, engine=self._engine)
+        return row
+
+    async def _ask(self) -> Next:
+        bench = self._bench
+        planner, trials, running = bench.model.planner, bench.model.evidence(), bench.running()
+        return await asyncio.to_thread(planner.choose, trials, running, engine=self._engine)
+
+    def _off(self, on: Sequence[str]) -> list[str]:
+        return [name for name in self._bench.record.ground.toggles if name not in on]
+
+    def _bar(self, on: tuple[str, ...], why: str) -> None:
+        """This arm is not chosen any more. Raises RltopError when it is barred already: the planner has no other."""
+        record = self._bench.record
+        if on in record.barred:
+            raise RltopError("the planner has no arm that could be tried", why=why, exit_code=1)
+        record.barred.append(on)
+        self._bench.say("warn", f"the arm with {', '.join(on) or 'nothing'} on cannot be: {why}")
+        self._bench.model.refresh()
+
+    # ---------------------------------------------------------------- one trial
+
+    async def _trial(self, row: TrialRow) -> None:
+        bench, engine, began = self._bench, self._engine, self._bench.clock()
+        fresh = not row.ready and bench.trials.next_generation(engine) == row.generation
+        if fresh:
+            made = arm(bench.record.subject, bench.record.ground, self._off(row.asked_on))
+            assert made.config is not None, "refused arms are barred"
+            base = bench.trials.subject(engine).config
+            trial = OnTrial(name=bench.name, weights=bench.record.weights, base=base)
+            bench.trials.put_on(engine, trial, made.config, f"{bench.name}, trial {row.n}: {row.why}")
+            bench.moved.set()
+        seen = await self._arrival(row)
+        if seen is None:
+            self._is_lost(row, "it did not get ready in time")
+        elif seen.where == "ready":
+            if fresh:
+                self._measure_restart(began)
+            await self._under_traffic(row, seen)
+        else:
+            self._ended(row, seen, at_start=not row.ready)
+
+    async def _arrival(self, row: TrialRow) -> Sight | None:
+        trials = self._bench.trials
+        try:
+            async with asyncio.timeout(trials.patience_s(self._engine)):
+                return await trials.until(self._engine, row.generation, lambda seen: _unless(seen, "coming"))
+        except TimeoutError:
+            return None
+
+    async def _under_traffic(self, row: TrialRow, seen: Sight) -> None:
+        """Replay until it crashes or the planner wants something else of the engine."""
+        bench, engine = self._bench, self._engine
+        self._see_effective(row, seen)
+        row.ready, row.log = True, seen.log
+        bench.save()
+        bench.moved.set()
+        ended = asyncio.ensure_future(
+            bench.trials.until(engine, row.generation, lambda seen: _unless(seen, "ready", "coming"))
+        )
+        client = bench.trials.client(seen.url)
+        try:
+            while True:
+                await _first(bench.go_on.wait(), ended)
+                bench.live[engine] = _Live(row, row.minutes, bench.clock())
+                await self._stretch(row, client, ended)
+                if ended.done():
+                    break
+                bench.count(row)
+                bench.live.pop(engine, None)
+                if bench.go_on.is_set() and not await self._goes_on(row):
+                    return self._is_over(row, "quiet", "")
+            self._ended(row, ended.result(), at_start=False)
+        finally:
+            bench.count(row)
+            bench.live.pop(engine, None)
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+            await client.close()
+
+    async def _stretch(self, row: TrialRow, client: AsyncEngineClient, ended: asyncio.Future[Sight]) -> None:
+        """Traffic until the trial's time is over, it is paused, or the engine has ended."""
+        bench, stop = self._bench, asyncio.Event()
+        broke = asyncio.Event()
+        replay = asyncio.ensure_future(self._replay(row, client, stop, broke))
+        try:
+            while not ended.done() and not replay.done() and bench.go_on.is_set():
+                bench.count(row)
+                left = (row.planned - row.minutes) / bench.scale
+                if left <= 0:
+                    break
+                waited: list[asyncio.Future[Any]] = [ended, replay]
+                await asyncio.wait(waited, timeout=min(left, bench.beat_s), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.set()
+            await asyncio.gather(replay, return_exceptions=True)
+        if replay.exception() is not None and not ended.done():
+            bench.say("error", f"trial {row.n}: fault in its traffic: {replay.exception()!r}", engine=self._engine)
+        # What broke off, or is writing its last words, is not quiet.
+        if broke.is_set():
+            await asyncio.wait([ended], timeout=SOON_S)
+        if not ended.done() and bench.trials.sight(self._engine, row.generation).where != "ready":
+            await asyncio.wait([ended], timeout=DYING_S)
+
+    async def _replay(
+        self, row: TrialRow, client: AsyncEngineClient, stop: asyncio.Event, broke: asyncio.Event
+    ) -> None:
+        """Over and over. broke: the newest replay ended by itself: its engine died, or refuses everything."""
+        turn = 0
+        while not stop.is_set():
+            seed = row.n + 1000 * turn
+            counts: ReplayCounts = await self._bench.traffic.replay(seed).run(client, stop=stop)
+            row.requests += counts.done
+            row.tokens += counts.tokens
+            turn += 1
+            if not stop.is_set():
+                broke.set()
+                await _within(stop.wait(), AGAIN_S)
+                if not stop.is_set():
+                    broke.clear()
+
+    async def _goes_on(self, row: TrialRow) -> bool:
+        """The planner's word on a trial whose time is over."""
+        bench = self._bench
+        if bench.record.crash.at_start:
+            return False  # every start is an exposure of its own
+        async with bench.turn:
+            then = await self._ask()
+        if then.arm != bench.model.arm_of(row):
+            return False
+        row.planned = row.minutes + max(then.minutes, 0.05)
+        row.why = then.why
+        return True
+
+    def _measure_restart(self, began: float) -> None:
+        bench, record = self._bench, self._bench.record
+        took = (bench.clock() - began) * bench.scale
+        count = sum(row.ready for row in record.trials)
+        record.restart_min += (took - record.restart_min) * max(1 / (count + 2), 0.1)
+        bench.model.refresh()
+
+    # ---------------------------------------------------------------- how it ended
+
+    def _see_effective(self, row: TrialRow, seen: Sight) -> None:
+        """It counts as what is in effect; the planner learns what cannot be had."""
+        record = self._bench.record
+        row.on = effective(record.ground, row.asked_on, seen.toggles)
+        more = [name for name in row.on if name not in row.asked_on]
+        less = [name for name in row.asked_on if name not in row.on]
+        words = [f"{', '.join(more)} stayed on"] if more else []
+        words += [f"{', '.join(less)} went off too"] if less else []
+        row.note = "; ".join(words)
+        if seen.toggles.get("launch_blocking") == "on":
+            row.counts = False
+            row.note = "it runs with CUDA_LAUNCH_BLOCKING, which hides races: not counted"
+        for name in more:
+            record.stuck[name] = f"its flag has no effect (trial {row.n})"
+            self._bench.say("warn", f"{name} stays on whatever its flag says: it is not turned off any more")
+        off = self._off(row.asked_on)
+        if less and len(off) == 1:
+            known = record.goes_with.get(off[0], ())
+            record.goes_with[off[0]] = tuple(dict.fromkeys((*known, *less)))
+        elif less and row.asked_on not in record.barred:
+            record.barred.append(row.asked_on)
+        if more or less:
+            self._bench.model.refresh()
+
+    def _ended(self, row: TrialRow, seen: Sight, *, at_start: bool) -> None:
+        """By itself, or by somebody else."""
+        bench = self._bench
+        live = bench.live.pop(row.engine, None)
+        if live is not None:
+            row.minutes = live.base + max(0.0, min(bench.clock(), seen.since) - live.since) * bench.scale
+        match seen.where:
+            case "crashed":
+                self._has_crashed(row, seen, at_start=at_start)
+            case "hung":
+                when = "before the traffic began" if at_start else f"after {row.minutes:.1f} min"
+                self._is_lost(row, f"it hung {when}: {seen.cause}")
+            case _:
+                self._is_lost(row, seen.cause or "somebody else ended it", at_once=seen.node_lost)
+
+    def _has_crashed(self, row: TrialRow, seen: Sight, *, at_start: bool) -> None:
+        hunted = self._bench.record.crash
+        row.fingerprint, row.kernel, row.log = seen.fingerprint, seen.kernel, seen.log
+        if same_kind(hunted.kind, seen.kind):
+            if at_start:
+                row.note = _with(row.note, "before its first request")
+            if seen.fingerprint != hunted.fingerprint:
+                row.note = _with(row.note, f"as {seen.fingerprint}, hunted is {hunted.fingerprint}")
+            self._bench.lost[row.engine] = 0
+            return self._is_over(row, "crashed", seen.cause)
+        if at_start and seen.kind in NO_TOGGLE:
+            return self._is_lost(row, f"it did not start: {seen.cause}")
+        row.counts = False
+        row.note = _with(row.note, f"another crash than the hunted one ({seen.fingerprint}): not counted")
+        self._strike("it keeps crashing of something else")
+        return self._is_over(row, "crashed", seen.cause)
+
+    def _is_lost(self, row: TrialRow, why: str, *, at_once: bool = False) -> None:
+        row.counts = False
+        row.note = _with(row.note, why)
+        self._strike(why, at_once=at_once)
+        self._is_over(row, "lost", why)
+
+    def _strike(self, why: str, *, at_once: bool = False) -> None:
+        bench, engine = self._bench, self._engine
+        bench.lost[engine] = bench.lost.get(engine, 0) + 1
+        if at_once or bench.lost[engine] >= MOST_LOST:
+            bench.record.dropped[engine] = why
+            bench.say("warn", f"engine {engine} takes no part any more: {why}", engine=engine)
+
+    def _is_over(self, row: TrialRow, outcome: Outcome, cause: str) -> None:
+        bench = self._bench
+        if outcome == "quiet":
+            bench.lost[row.engine] = 0
+        row.outcome, row.ended = outcome, bench.wall()
+        if row.on is None:  # it never answered: as far as its arguments tell
+            made = arm(bench.record.subject, bench.record.ground, self._off(row.asked_on))
+            row.on = tuple(name for name in row.asked_on if name in made.on)
+        text = f"trial {row.n} on engine {row.engine}: {outcome} after {row.minutes:.1f} min"
+        details = "; ".join(part for part in (row.note, cause if cause not in row.note else "") if part)
+        level = "info" if outcome in ("quiet", "crashed") else "warn"
+        whole = f"{text}{': ' + details if details else ''}"
+        bench.say(level, whole, trial=row.n, engine=row.engine, outcome=outcome)
+        bench.save()
+        bench.moved.set()
+
+
+def _unless(seen: Sight, *where: str) -> Sight | None:
+    return None if seen.where in where else seen
+
+
+def _with(note: str, more: str) -> str:
+    return f"{note}; {more}" if note else more
+
+
+async def _first(work: Any, other: asyncio.Future[Any]) -> None:
+    """Until one of them is done; `work` is cancelled then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task, other], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+
+
+async def _within(work: Any, limit_s: float) -> None:
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+    finally:
+        task.cancel()

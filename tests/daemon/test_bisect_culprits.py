@@ -1,0 +1,164 @@
+"""End to end: injected conjunctions in real null engines, from the first crash to the culprit and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rltop.daemon import spawn
+from rltop.protocol.messages import Accepted
+from rltop.runs import RunInfo, find_run
+from rltop.train.cpu_engine.faults import VARIABLE
+from rltop.train.cpu_engine.process import CRASH_VARIABLE
+from tests.daemon.bisect_rig import SCALE, Rig
+from tests.daemon.util import Viewer, real_daemon, wait_for
+
+ARGS = ("--speculative-algorithm", "NGRAM")
+TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "radix_cache")
+WITH_PADDING = ("cuda_graph", "cuda_graph_padding", "speculative", "radix_cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fault and what it should be taken for."""
+
+    fault: str
+    culprit: frozenset[str]
+    toggles: tuple[str, ...] = TOGGLES
+
+
+CASES = {
+    "single": Case("ima:radix_cache:hazard=0.1", frozenset({"radix_cache"})),
+    "pair": Case("ima:cuda_graph&speculative:hazard=0.1", frozenset({"cuda_graph", "speculative"})),
+    "triple": Case(
+        "ima:cuda_graph&speculative&overlap_schedule:hazard=0.1",
+        frozenset({"cuda_graph", "speculative", "overlap_schedule"}),
+    ),
+    # Without graphs nothing is padded: no arm tells the padding from the padding of graphs, and that is said.
+    "padding-only": Case(
+        "ima:cuda_graph&cuda_graph_padding:hazard=0.1", frozenset({"cuda_graph", "cuda_graph_padding"}), WITH_PADDING
+    ),
+    # Graphs off take the padding with them: that must not be blamed.
+    "alias": Case("ima:cuda_graph:hazard=0.1", frozenset({"cuda_graph"}), WITH_PADDING),
+    "none": Case("ima:hazard=0.1", frozenset()),
+    # 20 % in a window of a quarter of a second, some 25 batches.
+    "windows": Case("ima:speculative:hazard=0.009", frozenset({"speculative"})),
+}
+
+
+async def found(folder: Path, case: Case, *, kind: str = "null", engines: int = 2, **args: Any) -> dict[str, Any]:
+    """Bisect one injected fault; its engines have to be back. The cell."""
+    rig = Rig(folder, fault=case.fault, engines=engines, args=ARGS, kind=kind)
+    async with rig.life():
+        try:
+            await rig.start()
+            await rig.crash()
+            before = {str(number): rig.flags(str(number)) for number in range(engines)}
+            cell = await rig.bisection(toggles=case.toggles, **args)
+            assert cell["restored"] == dict.fromkeys(before, "original"), rig.story()
+            assert {name: rig.flags(name) for name in before} == before
+            await rig.until(lambda: all(rig.cell(f"engine/{name}")["state"] == "HEALTHY" for name in before))
+            return cell
+        finally:
+            await rig.engines.stop_all(lambda stage: None)
+
+
+def right(cell: dict[str, Any], case: Case) -> bool:
+    """The culprit by its name; none of the toggles is a name, too."""
+    known = cell["state"] == ("found" if case.culprit else "none")
+    return known and set(cell["verdict"]["culprit"] or ()) == case.culprit
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_culprit_is_named(tmp_path: Path, seed: int) -> None:
+    """All at once: their engines mostly wait. No draw is the same twice, for every generation draws anew."""
+    cells = await asyncio.gather(*(found(tmp_path / name, case) for name, case in CASES.items()))
+    wrong = {
+        name: (cell["state"], cell["verdict"])
+        for (name, case), cell in zip(CASES.items(), cells, strict=True)
+        if not right(cell, case)
+    }
+    assert not wrong
+
+
+# ---------------------------------------------------------------------- a daemon that is killed
+
+
+def until_crash(run: RunInfo, viewer: Viewer) -> None:
+    """Ask engine 0 until it has crashed."""
+    viewer.until_state(lambda state: state["engine/0"]["state"] == "HEALTHY", patience_s=60)
+    body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 16}}
+
+    def ask() -> bool:
+        try:
+            httpx.post(f"{viewer.state['engine/0']['url']}/generate", json=body, timeout=10, trust_env=False)
+        except httpx.HTTPError:
+            return True
+        return False
+
+    wait_for(ask)
+    viewer.until_state(lambda state: state["engine/0"]["crashes"], patience_s=60)
+    wait_for(lambda: list(run.path.glob("engines/0/*/crash.json")))
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_daemon_is_gone_on_with(tmp_path: Path) -> None:
+    """kill -9 in the middle, twice; the bisection ends under the last daemon, its operation too."""
+    (tmp_path / "model").mkdir()
+    config: dict[str, Any] = {
+        "engines": {
+            "kind": "null",
+            "model_path": str(tmp_path / "model"),
+            "args": list(ARGS),
+            "env": {VARIABLE: "ima:radix_cache:hazard=0.1", CRASH_VARIABLE: "0.02"},
+            "keep_serving": 0,
+            "drain_s": 1,
+        }
+    }
+    with real_daemon(tmp_path, config=config) as run:
+        name = run.name
+        with Viewer(run, "control") as viewer:
+            viewer.hello()
+            until_crash(run, viewer)
+            args = {"toggles": list(TOGGLES), "time_scale": SCALE, "mode": "exclusive"}
+            answer = viewer.command("bisect-start", args=args, reason="ticket 7")
+            assert isinstance(answer, Accepted), answer
+            viewer.until_state(lambda state: _tried(state) >= 1, patience_s=60)
+        os.kill(run.pid, signal.SIGKILL)
+        try:
+            run = _next(name, config)
+            with Viewer(run) as viewer:
+                viewer.hello()
+                viewer.until_state(lambda state: _tried(state) >= 3 or state["bisect"]["verdict"], patience_s=60)
+            os.kill(run.pid, signal.SIGKILL)
+            run = _next(name, config)
+            with Viewer(run) as viewer:
+                viewer.hello()
+                op = f"op/{answer.op}"
+                viewer.until_state(lambda state: state[op]["state"] not in ("queued", "running"), patience_s=120)
+                state = viewer.until_state(lambda state: state["engine/0"]["state"] == "HEALTHY", patience_s=60)
+                cell = state["bisect"]
+                assert (cell["state"], cell["verdict"]["culprit"]) == ("found", ["radix_cache"])
+                assert cell["restored"] == {"0": "original"}
+                assert (state[op]["state"], state[op]["reason"]) == ("done", "ticket 7"), state[op]
+                assert state["engine/0"]["reserved"] == ""
+        finally:
+            spawn.stop_daemon(run)
+
+
+def _tried(state: dict[str, Any]) -> int:
+    return sum(row["ready"] for row in state["bisect"]["trials"])
+
+
+def _next(name: str, config: dict[str, Any]) -> RunInfo:
+    """The next daemon of a run whose daemon was killed."""
+    wait_for(lambda: not find_run(name).alive)
+    return spawn.start_daemon(name, config=config)

@@ -1,0 +1,398 @@
+"""Bisections that meet everything: on a virtual clock, over engines without processes (`bisect_lab.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rltop.daemon.bisect_record import Record
+from rltop.engines.fleet import Fleet, Stop
+from rltop.errors import RltopError
+from tests.daemon.bisect_lab import ARGS, IMA, OOM, Lab
+from tests.engines.fleet_world import Behaviour, FakeProcess, run_fleet
+
+ENDED = ("found", "none", "not-separable", "budget", "stopped", "failed")
+
+
+def play(
+    lab: Lab,
+    engines: int = 1,
+    *,
+    meanwhile: Callable[[Fleet, Any], Any] | None = None,
+    **args: Any,
+) -> Record:
+    """A whole life; the record."""
+    found: list[Record] = []
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, engines)
+            record = lab.record(fleet, **args)
+            runner = lab.runner(fleet, record)
+            task = asyncio.create_task(runner.run())
+            other = asyncio.create_task(meanwhile(fleet, runner)) if meanwhile is not None else None
+            await task
+            if other is not None:
+                other.cancel()
+                await asyncio.gather(other, return_exceptions=True)
+            found.append(record)
+            assert record.ended is not None
+            assert record.state in ENDED
+            assert record.verdict is not None
+            assert {row.outcome for row in record.trials} <= {"crashed", "quiet", "lost", "aborted"}
+            assert runner.cell()["state"] == record.state
+            (kept,), problems = lab.records.read_all()
+            assert not problems
+            assert (kept.state, len(kept.trials), kept.restored) == (record.state, len(record.trials), record.restored)
+
+    run_fleet(main)
+    return found[0]
+
+
+def back(lab: Lab, record: Record) -> None:
+    """Every engine is on its own flags, and serves."""
+    assert record.restored == dict.fromkeys(record.engines, "original")
+    for name in record.engines:
+        assert lab.args(name) == ARGS
+        assert lab.world.cells[name]["reserved"] == ""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "bug",
+    [
+        ("radix_cache",),
+        ("speculative", "overlap_schedule"),
+        ("speculative", "overlap_schedule", "radix_cache"),
+        (),
+    ],
+    ids="x".join,
+)
+def test_the_culprit_is_named(tmp_path: Path, bug: tuple[str, ...], seed: int) -> None:
+    lab = Lab(tmp_path, bug, seed=seed)
+    record = play(lab, engines=2)
+    assert record.verdict is not None
+    assert record.state == ("found" if bug else "none"), lab.events
+    assert set(record.verdict.culprit or ()) == set(bug)
+    back(lab, record)
+
+
+def test_no_arm_crashes(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+    record = play(lab, budget_min=200)
+    assert record.state == "budget"
+    assert record.verdict is not None
+    assert "it did not crash again" in record.verdict.text
+    assert "this traffic with these weights does not bring the crash back" in record.verdict.text
+    assert not [row for row in record.trials if row.outcome == "crashed"]
+    assert 200 <= record.minutes < 260
+    back(lab, record)
+
+
+def test_outcomes_that_contradict_each_other_give_no_wrong_name(tmp_path: Path) -> None:
+    """Two bugs at once: with either toggle off the other one strikes."""
+    lab = Lab(tmp_path, ())
+    bugs = ("radix_cache", "overlap_schedule")
+
+    def either(process: FakeProcess) -> bool:
+        off = {name for name in bugs if f"--disable-{name.replace('_', '-')}" in process.spec.args}
+        return len(off) < 2
+
+    lab.may_strike = either  # type: ignore[method-assign]
+    record = play(lab, budget_min=400)
+    assert record.state in ("not-separable", "budget"), record.verdict
+    assert record.verdict is not None
+    assert record.verdict.culprit is None
+    back(lab, record)
+
+
+def test_a_crash_of_another_kind_is_noted_and_not_counted(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), seed=3)
+    strays = iter([True, False, True])
+    lab.last_words = lambda process: OOM if next(strays, False) else IMA
+    record = play(lab)
+    assert record.state == "found"
+    assert record.verdict is not None
+    assert record.verdict.culprit == ("radix_cache",)
+    stray = [row for row in record.trials if row.fingerprint.startswith("oom/")]
+    assert len(stray) == 2
+    assert not any(row.counts for row in stray)
+    assert all("another crash than the hunted one" in row.note for row in stray)
+    back(lab, record)
+
+
+def test_a_crash_before_the_first_request_is_a_crash_at_start(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+    launcher = lab.world.launcher
+    start = launcher.start
+
+    async def dies(spec: Any) -> Any:
+        trial = spec.generation > 1 and "--disable-radix-cache" not in spec.args and "--random-seed" not in spec.args
+        own = spec.args == ARGS
+        launcher.behaviour = Behaviour(dies_loading="" if own or not trial else "\n".join(IMA))
+        return await start(spec)
+
+    launcher.start = dies  # type: ignore[method-assign]
+    record = play(lab)
+    assert record.verdict is not None
+    assert (record.state, record.verdict.culprit) == ("found", ("radix_cache",)), lab.events
+    crashed = [row for row in record.trials if row.outcome == "crashed"]
+    assert all("before its first request" in row.note and row.minutes == 0.0 for row in crashed)
+    back(lab, record)
+
+
+def test_an_engine_that_never_starts_takes_no_part_any_more(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",))
+    launcher = lab.world.launcher
+    start = launcher.start
+
+    async def fails(spec: Any) -> Any:
+        if spec.engine_id == "1" and spec.args != ARGS:
+            raise RltopError("no such interpreter")
+        return await start(spec)
+
+    launcher.start = fails  # type: ignore[method-assign]
+    record = play(lab, engines=2)
+    assert record.state == "found"
+    assert set(record.dropped) == {"1"}
+    lost = [row for row in record.trials if row.outcome == "lost"]
+    assert len(lost) == 3
+    assert {row.engine for row in lost} == {"1"}
+    assert not any(row.counts for row in lost)
+    back(lab, record)
+
+
+def test_none_of_the_engines_starts(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",))
+    launcher = lab.world.launcher
+    start = launcher.start
+
+    async def fails(spec: Any) -> Any:
+        if spec.args != ARGS:
+            raise RltopError("no such interpreter")
+        return await start(spec)
+
+    launcher.start = fails  # type: ignore[method-assign]
+    record = play(lab)
+    assert record.state == "failed"
+    assert "no engine is left to try on: engine 0" in record.error
+    back(lab, record)
+
+
+def test_a_hang_is_no_evidence(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), seed=1)
+    hung: list[FakeProcess] = []
+
+    def hangs(process: FakeProcess) -> bool:
+        if not hung:
+            hung.append(process)
+            process.running, process.flowing = 1, False
+            return False
+        return True
+
+    lab.before_crash = hangs
+    record = play(lab)
+    assert record.state == "found"
+    (row,) = [row for row in record.trials if row.outcome == "lost"]
+    assert "it hung after" in row.note
+    assert not row.counts
+    back(lab, record)
+
+
+def _deaf(lab: Lab, flag: str) -> None:
+    """Its engines take this flag and do not do what it says."""
+    launcher = lab.world.launcher
+    start = launcher.start
+
+    async def ignores(spec: Any) -> Any:
+        return await start(replace(spec, args=tuple(word for word in spec.args if word != flag)))
+
+    launcher.start = ignores  # type: ignore[method-assign]
+
+
+def test_a_toggle_whose_flag_has_no_effect_is_not_asked_for_again(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), seed=1)
+    _deaf(lab, "--disable-overlap-schedule")
+    record = play(lab)
+    assert record.verdict is not None
+    assert (record.state, record.verdict.culprit) == ("found", ("radix_cache",)), lab.events
+    asked = [row for row in record.trials if "overlap_schedule" not in row.asked_on]
+    assert len(asked) == 1
+    assert "overlap_schedule" in (asked[0].on or ()), "it counts as what is in effect"
+    assert "overlap_schedule stayed on" in asked[0].note
+    assert set(record.stuck) == {"overlap_schedule"}
+    back(lab, record)
+
+
+def test_a_culprit_that_cannot_be_turned_off_is_not_blamed_on_another(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("overlap_schedule",), seed=2)
+    _deaf(lab, "--disable-overlap-schedule")
+    record = play(lab)
+    assert record.verdict is not None
+    assert record.state == "none", lab.events
+    assert "overlap_schedule, which can not be turned off" in record.verdict.words
+    back(lab, record)
+
+
+def test_the_operator_ends_it_in_the_middle_of_a_trial(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def abort(fleet: Fleet, runner: Any) -> None:
+        await lab.world.until(lambda: any(row.ready for row in runner.record.trials))
+        await asyncio.sleep(3)
+        runner.stop("stopped by ana")
+
+    record = play(lab, engines=2, meanwhile=abort)
+    assert (record.state, record.verdict and record.verdict.text) == ("stopped", "stopped by ana")
+    assert {row.outcome for row in record.trials} == {"aborted"}
+    assert all(row.minutes > 1 for row in record.trials if row.ready), "its quiet time is known"
+    back(lab, record)
+
+
+def test_nothing_counts_while_it_is_paused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def pauses(fleet: Fleet, runner: Any) -> None:
+        await lab.world.until(lambda: any(row.ready for row in runner.record.trials))
+        await asyncio.sleep(2)
+        runner.pause("ana")
+        await asyncio.sleep(1)
+        before = [row.minutes for row in runner.record.trials], runner.record.minutes
+        await asyncio.sleep(500)
+        assert ([row.minutes for row in runner.record.trials], runner.record.minutes) == before
+        assert lab.world.state("0") == "RESERVED"
+        runner.go_on("ana")
+        await asyncio.sleep(5)
+        assert sum(row.minutes for row in runner.record.trials) > sum(before[0])
+        runner.stop("enough")
+
+    record = play(lab, meanwhile=pauses)
+    assert record.state == "stopped"
+    back(lab, record)
+
+
+def test_its_node_is_lost(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def loses(fleet: Fleet, runner: Any) -> None:
+        await lab.world.until(lambda: any(row.ready for row in runner.record.trials))
+        lab.world.launcher.lost = True
+
+    record = play(lab, meanwhile=loses)
+    assert record.state == "failed"
+    assert "no engine is left" in record.error
+    assert record.restored["0"] != "original"
+    assert [text for text in lab.told("error") if "not every engine is back as it was" in text]
+
+
+def test_the_engines_are_stopped_under_it(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 2)
+            record = lab.record(fleet)
+            runner = lab.runner(fleet, record)
+            task = asyncio.create_task(runner.run())
+            await lab.world.until(lambda: any(row.ready for row in record.trials))
+            await fleet.stop_all(lambda stage: None)
+            await asyncio.gather(task, return_exceptions=True)
+            assert (record.state, record.restored) == ("stopped", {"0": "original", "1": "original"})
+            assert record.ended is not None
+            assert fleet.trials.on_trial() == {}
+            assert not lab.world.launcher.alive()
+
+    run_fleet(main)
+
+
+def test_a_full_disk_ends_it_and_the_engines_go_back_when_there_is_room(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+    full = False
+    write = lab.records.write
+
+    def writes(record: Record) -> None:
+        if full:
+            raise RltopError("the bisection's record cannot be written", why="No space left on device", exit_code=1)
+        write(record)
+
+    lab.records.write = writes  # type: ignore[method-assign]
+
+    async def fills(fleet: Fleet, runner: Any) -> None:
+        nonlocal full
+        await lab.world.until(lambda: any(row.ready for row in runner.record.trials))
+        full = True
+        await lab.world.until(lambda: runner.record.state == "failed")
+        await asyncio.sleep(60)
+        assert runner.record.ended is not None
+        full = False
+
+    record = play(lab, meanwhile=fills)
+    assert record.state == "failed"
+    assert "No space left on device" in record.error
+    back(lab, record)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_goes_on_under_the_next_daemon(tmp_path: Path, seed: int) -> None:
+    """kill -9 of the daemon, again and again, at any moment; what its file says is all that is left."""
+    lab = Lab(tmp_path, ("speculative", "radix_cache"), seed=seed)
+    lives = 0
+
+    async def main() -> None:
+        nonlocal lives
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 2)
+            lab.record(fleet)
+        while True:
+            lives += 1
+            async with lab.fleet() as fleet:
+                (record,), _ = lab.records.read_all()
+                runner = lab.runner(fleet, record)
+                task = asyncio.create_task(runner.run())
+                done, _ = await asyncio.wait([task], timeout=lab.rng.uniform(0.1, 12.0) if lives < 12 else 3000.0)
+                kept = (tmp_path / "bisect" / "1" / "record.json").read_bytes()
+                if done:
+                    task.result()
+                    break
+                runner.leave()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                (tmp_path / "bisect" / "1" / "record.json").write_bytes(kept)  # nobody had time for a last word
+        assert record.verdict is not None
+        assert (record.state, set(record.verdict.culprit or ())) == ("found", {"speculative", "radix_cache"})
+        assert fleet.trials.on_trial() == {}
+        back(lab, record)
+
+    run_fleet(main)
+    assert lives > 3
+
+
+def test_a_stopped_guinea_pig_is_not_started_by_the_next_daemon(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 1)
+            record = lab.record(fleet)
+            runner = lab.runner(fleet, record)
+            task = asyncio.create_task(runner.run())
+            await lab.world.until(lambda: any(row.ready for row in record.trials))
+            runner.leave()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async with lab.fleet() as fleet:
+            await lab.world.do(fleet, Stop(targets=("0",)))
+        async with lab.fleet() as fleet:
+            (record,), _ = lab.records.read_all()
+            await lab.runner(fleet, record).run()
+            assert record.state == "failed"
+            assert "somebody stopped it" in record.error
+            assert record.restored == {"0": "original"}
+            assert not lab.world.launcher.alive()
+
+    run_fleet(main)
