@@ -34,6 +34,8 @@ ANSWER_S = 5.0
 """A question that an engine answers at once when it is well."""
 MUTE_S = 3.0
 """An engine that does not answer for so long has nothing to drain."""
+CLOSE_S = 2.0
+"""For what is on its way when its supervisor ends: a crash's evidence, the close of a connection."""
 LOAD_RETRY_S = 10.0
 """Between two attempts to load weights from disk."""
 EVIDENCE_LINES = 2000
@@ -86,7 +88,13 @@ class Board:
         return [(name, begun.states, begun.task) for name, begun in ended if not begun.task.cancelled()]
 
     async def close(self) -> None:
-        """Cancel everything and wait for it."""
+        """Cancel everything and wait for it; what no change of state ends may come to its end first, within a moment."""
+        whole = [begun.task for begun in self._begun.values() if begun.states == frozenset(State)]
+        for begun in self._begun.values():
+            if begun.task not in whole:
+                begun.task.cancel()
+        if whole:
+            await asyncio.wait(whole, timeout=CLOSE_S)
         for begun in self._begun.values():
             begun.task.cancel()
         await asyncio.gather(*(begun.task for begun in self._begun.values()), return_exceptions=True)

@@ -22,6 +22,8 @@ from rltop.engines.client import AsyncEngineClient, EngineRefused, EngineUnreach
 SYNTHETIC = "synthetic"
 MOST_TOKENS = 24
 """Of a synthetic response; the shortest has one."""
+END_S = 2.0
+"""For the requests that run when a replay is told to stop: they are aborted, and may answer."""
 REFUSED_PAUSE_S = 0.2
 """After a refused request: an engine that refuses everything is not asked in a tight loop."""
 VOCABULARY = 256
@@ -102,12 +104,16 @@ class _Waves:
                     work = {task for task in work if not task.done()}
         finally:
             ended.cancel()
+            # Its requests end by its answer: one that is cut off while it connects leaves a socket behind.
+            if work and not counts.dead:
+                with contextlib.suppress(EngineUnreachable, EngineRefused, TimeoutError):
+                    async with asyncio.timeout(END_S):
+                        await client.abort()
+            if work:
+                await asyncio.wait(work, timeout=END_S)
             for task in work:
                 task.cancel()
             await asyncio.gather(ended, *work, return_exceptions=True)
-            if not counts.dead:
-                with contextlib.suppress(EngineUnreachable, EngineRefused):
-                    await client.abort()
         return counts.told()
 
 

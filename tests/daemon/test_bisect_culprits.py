@@ -53,7 +53,7 @@ CASES = {
 }
 
 
-async def found(folder: Path, case: Case, *, kind: str = "null", engines: int = 2, **args: Any) -> dict[str, Any]:
+async def found(folder: Path, case: Case, *, kind: str = "null", engines: int = 1, **args: Any) -> dict[str, Any]:
     """Bisect one injected fault; its engines have to be back. The cell."""
     rig = Rig(folder, fault=case.fault, engines=engines, args=ARGS, kind=kind)
     async with rig.life():
