@@ -60,13 +60,17 @@ class Model:
 
     def evidence(self) -> list[Trial]:
         """The crash that is hunted, and every trial that ended and counts."""
-        crash, found = self.record.crash, list[Trial]()
+        crash, found, on = self.record.crash, list[Trial](), self.space.all_on
         if crash.at_start:
-            found.append(Trial(self.space.all_on, 0.0, crashed=True))
+            found.append(Trial(on, 0.0, crashed=True, engine=crash.engine))
         elif crash.minutes is not None:
-            found.append(Trial(self.space.all_on, crash.minutes * self.record.time_scale, crashed=True))
+            minutes = crash.minutes * self.record.time_scale
+            found.append(Trial(on, minutes, crashed=True, engine=crash.engine))
         rows = [row for row in self.record.trials if row.outcome in ("crashed", "quiet", "aborted") and row.counts]
-        return [*found, *(Trial(self.arm_of(row), row.minutes, crashed=row.outcome == "crashed") for row in rows)]
+        return [
+            *found,
+            *(Trial(self.arm_of(row), row.minutes, row.outcome == "crashed", engine=row.engine) for row in rows),
+        ]
 
     def running(self) -> list[Running]:
         """Trials under way, with the minutes that the record has."""

@@ -247,10 +247,12 @@ class Worker:
             while not ended.done() and not replay.done() and bench.go_on.is_set():
                 bench.count(row)
                 left = (row.planned - row.minutes) / bench.scale
-                if left <= 0:
-                    break
+                if left <= 0 and not bench.trials.sight(self._engine, row.generation).doubted:
+                    break  # one that may hang is not called quiet before that is known
                 waited: list[asyncio.Future[Any]] = [ended, replay]
-                await asyncio.wait(waited, timeout=min(left, bench.beat_s), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    waited, timeout=min(max(left, 0.1), bench.beat_s), return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
             stop.set()
             await asyncio.gather(replay, return_exceptions=True)

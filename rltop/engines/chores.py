@@ -88,7 +88,7 @@ class Board:
         return [(name, begun.states, begun.task) for name, begun in ended if not begun.task.cancelled()]
 
     async def close(self) -> None:
-        """Cancel everything and wait for it; what no change of state ends may come to its end first, within a moment."""
+        """Cancel everything and wait for it; what no change of state ends may come to its end, within a moment."""
         whole = [begun.task for begun in self._begun.values() if begun.states == frozenset(State)]
         for begun in self._begun.values():
             if begun.task not in whole:

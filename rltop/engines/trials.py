@@ -80,6 +80,8 @@ class Sight:
     """In effect, once it answered."""
     ignored: tuple[str, ...] = ()
     node_lost: bool = False
+    doubted: bool = False
+    """It is ready, and a signal is bad: it may be about to hang."""
 
 
 class Trials:
@@ -197,7 +199,8 @@ class Trials:
                 )
             case state if state in SERVING:
                 hung = state is State.SUSPECT and slot.escalated
-                return Sight(where="hung" if hung else "ready", url=engine.url, **told)
+                doubted = state is State.SUSPECT
+                return Sight(where="hung" if hung else "ready", url=engine.url, doubted=doubted, **told)
             case _:
                 return Sight(where="coming", **told)
 

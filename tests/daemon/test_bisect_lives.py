@@ -185,7 +185,7 @@ def test_none_of_the_engines_starts(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_no_evidence(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, ("radix_cache",), seed=1)
+    lab = Lab(tmp_path, ("radix_cache",), mean_s=120.0, seed=1)
     hung: list[FakeProcess] = []
 
     def hangs(process: FakeProcess) -> bool:
@@ -196,7 +196,7 @@ def test_a_hang_is_no_evidence(tmp_path: Path) -> None:
         return True
 
     lab.before_crash = hangs
-    record = play(lab)
+    record = play(lab, time_scale=1.0)
     assert record.state == "found"
     (row,) = [row for row in record.trials if row.outcome == "lost"]
     assert "it hung after" in row.note
