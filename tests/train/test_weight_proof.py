@@ -256,6 +256,18 @@ def test_every_surface_names_the_tensors() -> None:
     assert any(line == "model.layers.2.k: stale: holds version '3'" for line in lines)
 
 
+def test_a_tensor_that_an_engine_refused_is_named_by_the_verdict_too() -> None:
+    bent = {"name": "model.layers.1.o", "kind": "wrong-shape", "detail": "[63, 64], it should be [64, 64]"}
+    reply = {"ok": False, "version": RESET, "message": "status 400", "same": None, "differing": 1, "findings": [bent]}
+    checks = LiveChecks()
+    payload = {"version": "default", "rollout_id": 0, "ok": False, "digest": "a", "engines": {"0": reply}}
+    checks.feed(Record("r", Source("trainer"), 1, 1.0, 1.0, "weights", payload))
+    (verdict,) = [one for one in checks.report().verdicts if one.id == "weights.compare"]
+    assert verdict.status == "fail"
+    assert "could not take weights version default" in verdict.cause
+    assert "of another shape: model.layers.1.o ([63, 64], it should be [64, 64])" in verdict.cause
+
+
 # ---------------------------------------------------------------------- arguments
 
 

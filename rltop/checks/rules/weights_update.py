@@ -173,7 +173,8 @@ def _live(obs: Observations) -> list[Verdict]:
     told: set[str] = set()
     for sync in ordered(obs.syncs):
         compared = compared or any(e.same is not None or bool(e.digest and sync.digest) for e in sync.engines)
-        for engine in mismatches(sync):
+        bent = (engine for engine in sync.engines if not engine.ok and engine.findings)
+        for engine in (*mismatches(sync), *bent):
             if engine.engine in told or len(told) >= MOST_ENGINES:
                 continue
             told.add(engine.engine)
@@ -192,6 +193,8 @@ def _differs(sync: SyncEvent, engine: EngineSync) -> Verdict:
     """An engine that took a version and holds something else: which tensors, and what stands there instead."""
     total = max(engine.differing, len(engine.findings))
     cause = f"Engine {engine.engine} took weights version {sync.version} and does not hold what the trainer pushed: "
+    if not engine.ok:
+        cause = f"Engine {engine.engine} could not take weights version {sync.version} as it was pushed: "
     cause += _tensors(engine.findings, total) if engine.findings else "their digests differ"
     value: dict[str, object] = {"version": sync.version, "pushed": sync.digest, "held": engine.digest}
     return Verdict(
