@@ -40,6 +40,8 @@ RESTART_MIN = 2.0
 RESTART_S = 3.0
 """Of a stand-in."""
 _TRAINER = "train.ima"
+_SHARED = ("colocate", "offload", "offload_rollout", "offload_train")
+"""Arguments of a trainer that lends and takes its engines' memory (slime's names)."""
 
 
 class Refused(Exception):
@@ -72,6 +74,7 @@ def plan(
     )
     if why := why_not(facts):
         raise Refused(why)
+    _refuse_shared_memory(table)
     subject = _subject(trials, crash, story)
     engines = _guinea_pigs(_names(args, "engines"), mode, crash, subject, trials, keep)
     scale = _time_scale(args, [subject])
@@ -258,6 +261,18 @@ def _guinea_pigs(
     if mode == "exclusive":
         return fit
     return fit[: max(1, min(len(fit) // 2, len(everyone) - keep))]
+
+
+def _refuse_shared_memory(table: StateTable) -> None:
+    """An engine on trial keeps its memory: a trainer that wakes up on the same GPUs would find none."""
+    run = table.get("run") or {}
+    args = run.get("args") or {}
+    shared = [name for name in _SHARED if args.get(name)]
+    if run.get("state") == "running" and shared:
+        raise Refused(
+            f"the trainer and its engines take turns on the GPUs' memory (--{shared[0].replace('_', '-')})",
+            "stop the trainer (rltop down), start its engines alone ([engines] in a file), and bisect there",
+        )
 
 
 def _unfit(one: Subject, like: Subject) -> str:

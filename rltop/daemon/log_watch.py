@@ -125,7 +125,8 @@ def log_paths(table: StateTable, run_dir: Path) -> dict[str, tuple[Path, int]]:
     here = socket.gethostname()
     for key in table.keys("engine/"):
         engine = table.get(key) or {}
-        if engine.get("log") and engine.get("host") in ("", here):
+        # What an engine on trial dies of is what the trial is for, and no fault of the run.
+        if engine.get("log") and engine.get("host") in ("", here) and not engine.get("reserved"):
             path = Path(engine["log"])
             inside = path.is_relative_to(run_dir)
             found[str(path.relative_to(run_dir) if inside else path)] = (path, 0)

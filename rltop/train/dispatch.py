@@ -5,8 +5,9 @@
 Failure policy. A request that fails because its engine went away, is drained, refuses or holds other weights goes to
 another engine, the same request with the same seed; the engine that failed rests (0.25 s doubling to 10 s) and is asked
 again after all others. An engine that is said to be dead is not waited for: its requests move on at once. With nobody
-to ask the rollout waits; it ends with an error only when nothing was asked of anybody for `patience_s` in all, or when
-every engine there is refuses one and the same request as bad (a 4xx status). An answer counts once, also when a request
+to ask the rollout waits; it ends with an error only when nothing was asked of anybody for `patience_s` in all (time in
+which engines are reserved for a bisection, which gives them back, does not count), or when every engine there is
+refuses one and the same request as bad (a 4xx status). An answer counts once, also when a request
 that was given up on is answered after all.
 """
 
@@ -76,6 +77,8 @@ class Roster:
         """Engines whose process is known to be gone."""
         self.told = ""
         """The states of all engines, for people."""
+        self.reserved = False
+        """Engines are on trial and will be back: the wait for one has no end of its own."""
         self.waiting = False
         self._failures: list[Failure] = []
         self._recovered: set[Key] = set()
@@ -84,10 +87,13 @@ class Roster:
         self._strikes: Counter[Key] = Counter()
         self._rest: dict[Key, float] = {}
 
-    def set(self, members: Sequence[EngineFacts], dead: Iterable[Key] = (), told: str = "") -> News:
+    def set(
+        self, members: Sequence[EngineFacts], dead: Iterable[Key] = (), told: str = "", *, reserved: bool = False
+    ) -> News:
         """From now on these; returns what happened since the last call."""
         with self.changed:
             self.members, self.dead, self.told = tuple(members), frozenset(dead), told
+            self.reserved = reserved
             news = News(tuple(self._failures), tuple(sorted(self._recovered)), self.waiting)
             self._failures.clear()
             self._recovered.clear()
@@ -184,6 +190,8 @@ class _Dispatch(Generic[R, S]):
         self._running: list[_Call[R, S]] = []
         self._outcome: Outcome[S] = Outcome()
         self._idle_s = 0.0
+        self._reserved_s = 0.0
+        """Of these seconds, those in which engines were on trial."""
 
     def run(self) -> Outcome[S]:
         roster = self._roster
@@ -250,6 +258,7 @@ class _Dispatch(Generic[R, S]):
         answers = call.answers or ()
         self._outcome.samples += [sample for _, sample in answers]
         self._idle_s = 0.0
+        self._reserved_s = 0.0
         have = {id(request) for request, _ in answers}
         missing = [request for request in call.turn.requests if id(request) not in have]
         if missing:
@@ -278,7 +287,8 @@ class _Dispatch(Generic[R, S]):
         self._idle_s += seconds
         roster = self._roster
         roster.waiting = self._idle_s >= WAIT_NOTE_S
-        if self._idle_s > roster.patience_s:
+        self._reserved_s += seconds if roster.reserved else 0.0
+        if self._idle_s - self._reserved_s > roster.patience_s:
             states = roster.told or ", ".join(f"engine {one.id}: fails or refuses" for one in roster.members)
             raise RltopError(
                 f"no engine took the requests for {roster.patience_s:g} s",

@@ -287,7 +287,9 @@ class FleetRollouts:
         self._asked = self.clock()
         rotation = self.members.rotation(self._version)
         try:
-            news: News = self.manager.ask("exchange", rotation, self.members.dead(), self._told(), timeout_s=ASK_S)
+            reserved = not self.link.problem and self.members.reserved()
+            dead, told = self.members.dead(), self._told()
+            news: News = self.manager.ask("exchange", rotation, dead, told, reserved, timeout_s=ASK_S)
         except TimeoutError:
             return  # a busy machine; the next look is not far
         for failure in news.failures:

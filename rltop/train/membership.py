@@ -25,6 +25,8 @@ STARTING = frozenset({"LAUNCHING", "LOADING", "CAPTURING", "WARMING"})
 GONE = FAILED | STARTING | {"STOPPED", "RECLAIMING"}
 """States in which no earlier request can be answered any more."""
 
+RESERVED = "RESERVED"
+"""On trial for a bisection: nobody else's to ask, to push to, or to wait for without end."""
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
 """An engine that failed a push is pushed again after 1 s, doubling to 60 s,"""
@@ -107,6 +109,10 @@ class Membership:
     def distrust(self, key: Key) -> None:
         """It was seen to hold another version than it should: push it again, at once."""
         self._holds[key] = ""
+
+    def reserved(self) -> bool:
+        """Some are on trial for a bisection: out of the rotation, and back when it is over."""
+        return any(cell.get("state") == RESERVED for cell in self._known())
 
     def state(self, name: str) -> str:
         """Of one engine; empty: nothing is known of it."""

@@ -89,14 +89,15 @@ class RolloutManager:
         self._roster.set(engines)
         self._forget(())
 
-    def exchange(self, engines: Sequence[EngineFacts], dead: Sequence[Key], told: str) -> News:
+    def exchange(self, engines: Sequence[EngineFacts], dead: Sequence[Key], told: str, reserved: bool = False) -> News:
         """Use these engines from now on, also in the middle of a rollout (a second thread of the actor calls this).
 
         Somebody brings engines back: a request that fails is asked again. dead: engines that will not answer any more.
-        told: the states of all engines, for an error. Returns what happened since the last call.
+        told: the states of all engines, for an error. reserved: some are on trial for a bisection, and will be back.
+        Returns what happened since the last call.
         """
         self._retry = True
-        return self._roster.set(engines, dead, told)
+        return self._roster.set(engines, dead, told, reserved=reserved)
 
     def generate(self, rollout_id: int, version: str) -> RolloutBatch:
         """All samples of a rollout, from weights of exactly `version`, in order of their index, with rewards."""

@@ -43,6 +43,8 @@ POLICY = FleetPolicy(
 SCALE = 60.0
 """A second of clock is a minute of exposure."""
 PATIENCE_S = 90.0
+LONG_S = 900.0
+"""For a whole bisection on a busy machine, or with engines that import torch."""
 
 
 class Rig:
@@ -149,7 +151,8 @@ class Rig:
         return answer.op
 
     async def ended(self, op: str) -> dict[str, Any]:
-        await self.until(lambda: self.cell(f"op/{op}").get("state") not in ("queued", "running"), f"operation {op}")
+        over = lambda: self.cell(f"op/{op}").get("state") not in ("queued", "running")  # noqa: E731
+        await self.until(over, f"operation {op}", LONG_S)
         return self.cell(f"op/{op}")
 
     def cell(self, key: str) -> dict[str, Any]:

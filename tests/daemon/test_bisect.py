@@ -86,6 +86,9 @@ async def test_what_cannot_begin(rig: Rig) -> None:
     rig.core.set("check/train.ima", {"status": "fail"})
     assert "the trainer faulted first" in (await refused()).why
     rig.core.set("check/train.ima", None)
+    rig.core.set("run", {"state": "running", "args": {"colocate": True}})
+    assert "take turns on the GPUs' memory (--colocate)" in (await refused()).why
+    rig.core.set("run", None)
     rig.core.set("engine/w0", {"id": "w0", "owner": "other", "generation": 1, "state": "HEALTHY"})
     assert "rltop did not start it, so it can not restart it" in (await refused(engine="w0")).why
     assert "there is no engine '9'" in (await refused(engine="9")).why

@@ -162,3 +162,26 @@ def _next(name: str, config: dict[str, Any]) -> RunInfo:
     """The next daemon of a run whose daemon was killed."""
     wait_for(lambda: not find_run(name).alive)
     return spawn.start_daemon(name, config=config)
+
+
+# ---------------------------------------------------------------------- long
+
+
+@pytest.mark.soak
+@pytest.mark.train
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", CASES)
+async def test_nineteen_of_twenty_on_the_cpu_engine(tmp_path: Path, name: str) -> None:
+    """Real tokens, torch and a start of seconds; two engines at a time, four bisections at once."""
+    from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
+
+    case, room = CASES[name], asyncio.Semaphore(4)
+
+    async def one(seed: int) -> bool:
+        async with room:
+            folder = tmp_path / str(seed)
+            folder.mkdir()
+            make_tiny_model(folder / "model", TinyModelConfig(seed=1))
+            return right(await found(folder, case, kind="cpu", engines=2, time_scale=SCALE / 4), case)
+
+    assert sum(await asyncio.gather(*(one(seed) for seed in range(20)))) >= 19

@@ -60,6 +60,19 @@ def test_an_engine_that_was_killed_fails_and_recovers_in_the_live_checks() -> No
     assert status(cell("HEALTHY", 2, "silent/serve/exit-9", survived=9) | history) == "info"
 
 
+def test_an_engine_on_trial_fails_no_check() -> None:
+    """Its crashes are what the trial is for; the one before is being looked into."""
+    checks = LiveChecks()
+    down = cell("BACKOFF", 1, "ima/decode/abc123", "IMA")
+    history = {"crashes": crashes({}, down, 5.0, 3)}
+    trial = cell("RESERVED", 2, "ima/decode/abc123", "IMA", reserved="bisection 1")
+    assert crashes(history, trial | {"state": "CRASHED"}, 9.0, 4) == history["crashes"]
+    checks.see_engines([trial | history])
+    found = next(v for v in checks.report().verdicts if v.id == "engine.died")
+    assert found.status == "warn"
+    assert "on trial for a bisection" in found.cause
+
+
 def test_cells_that_change_nothing_have_nothing_judged_anew() -> None:
     checks = LiveChecks()
     checks.see_engines([cell("HEALTHY", 1)])

@@ -14,7 +14,7 @@ import pytest
 from rltop.engines.calls import Call
 from rltop.engines.client import EngineRefused, EngineUnreachable, WrongWeightVersion
 from rltop.errors import RltopError
-from rltop.train.dispatch import Failure, News, Outcome, Roster, Turn, dispatch
+from rltop.train.dispatch import WAIT_NOTE_S, Failure, News, Outcome, Roster, Turn, dispatch
 from rltop.train.ports import EngineFacts
 from tests.train.fakes import ENGINE
 
@@ -187,6 +187,16 @@ def test_nobody_to_ask_ends_with_the_states_of_the_engines() -> None:
     assert "engine 1: QUARANTINED (flapping)" in caught.value.why
     assert "--rollout-engine-wait-s" in caught.value.do
     assert caught.value.exit_code == 1
+
+
+def test_engines_on_trial_are_waited_for_without_end() -> None:
+    """Longer than anybody's patience: they come back when the bisection is over."""
+    these = roster(patience_s=0.3)
+    these.set((), told="engine 0: RESERVED", reserved=True)
+    waited = threading.Timer(WAIT_NOTE_S + 1.0, lambda: these.set((ZERO,)))
+    waited.start()
+    assert len(go(Engines(), these, turns(1)).samples) == 2
+    waited.join()
 
 
 def test_an_engine_that_only_fails_does_not_keep_a_rollout_waiting_for_ever() -> None:

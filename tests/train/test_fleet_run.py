@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from rltop.daemon import spawn
+from rltop.protocol.messages import Accepted
+from rltop.train.cpu_engine.faults import VARIABLE
+from rltop.train.cpu_engine.process import CRASH_VARIABLE
 from tests.engines.two_nodes import ray_nodes
 from tests.train.operated import operated
 
@@ -83,3 +86,35 @@ def test_on_a_ray_cluster_the_engines_are_in_the_runs_bundles(tmp_path: Path) ->
             run.assert_whole()
             token = run.run.path / "train" / "ray-token"
             assert token.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_bisection_on_one_engine_costs_the_training_nothing(tmp_path: Path) -> None:
+    """Engine 0 crashes of its radix cache; engine 1 runs without one, and serves while engine 0 is on trial."""
+    # Nobody's engine crashes before it is asked for: the condition holds for engine 0 alone, from then on.
+    env = {VARIABLE: "ima:radix_cache&!chunked_prefill:hazard=0.05", CRASH_VARIABLE: "0.2"}
+    with operated(tmp_path, env=env) as run:
+        run.operate("engine-set", "1", changes={"radix_cache": "off"})
+        run.operate("engine-set", "0", changes={"chunked_prefill": "off"})
+        run.until(lambda state: state["engine/0"].get("crashes"), "engine 0 does not crash")
+        first = run.rollout
+        toggles = ["cuda_graph", "overlap_schedule", "radix_cache"]
+        args = {"engine": "0", "toggles": toggles, "time_scale": 20.0, "engines": ["0"]}
+        answer = run.viewer.command("bisect-start", args=args, reason="a test")
+        assert isinstance(answer, Accepted), answer
+        while (run.viewer.state.get("bisect") or {}).get("ended") is None:
+            run.goes_on(1)  # fails when the training stands still
+            assert run.rollout - first < 2000
+        cell = run.viewer.state["bisect"]
+        assert (cell["state"], cell["verdict"]["culprit"]) == ("found", ["radix_cache"]), cell["verdict"]
+        assert cell["restored"] == {"0": "original"}
+        assert run.rollout - first > 5, "training went on all the while"
+        generations = {row["generation"] for row in cell["trials"]}
+        run.operate("engine-set", "0", changes={"radix_cache": "off"})  # what an operator does then
+        run.until(lambda state: run.engines()["0"][0] == "HEALTHY", "engine 0 does not come back")
+        run.goes_on(3)
+        run.assert_whole()
+        made = {key for rollout_id in run.saved() for key in run.made_by(rollout_id)}
+        assert not {generation for engine, generation in made if engine == "0"} & generations, "none on trial served"
+        assert {run.check(name) for name in ("weights.mixed-version", "weights.update-failed")} <= {"pass", "skip"}

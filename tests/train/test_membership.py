@@ -49,6 +49,16 @@ def test_nobody_else_is(state: str) -> None:
     assert ids(members(cell("0", state), cell("1", "HEALTHY")).rotation("3")) == ["1"]
 
 
+def test_an_engine_on_trial_is_neither_asked_nor_pushed_to_nor_given_up() -> None:
+    found = members(cell("0", "RESERVED", "1", generation=4), cell("1", "HEALTHY"))
+    assert ids(found.rotation("3")) == ["1"]
+    assert ids(found.loaded(0.0)) == ["1"]
+    assert ids(found.behind("4", 0.0)) == ["1"]
+    assert found.reserved()
+    assert ("0", 3) in found.dead(), "what the generation before it was asked for is asked again elsewhere"
+    assert not members(cell("0", "STALE"), cell("1", "HEALTHY")).reserved()
+
+
 def test_engines_that_the_trainer_did_not_ask_for_are_not_its_own() -> None:
     assert members(cell("0", "HEALTHY"), cell("watched", "HEALTHY")).rotation("3")[0].id == "0"
     assert len(members(cell("watched", "HEALTHY")).rotation("3")) == 0

@@ -14,6 +14,7 @@ from rltop.checks.verdict import Evidence, Status, Verdict
 
 _SERVING = frozenset({"HEALTHY", "SUSPECT"})
 _AWAY = frozenset({"STALE", "OFFLOADED", "LOST"})
+_ON_TRIAL = "RESERVED"
 _ENDED = frozenset({"STOPPED", "DRAINING", "STOPPING", "RECLAIMING"})
 
 
@@ -35,6 +36,8 @@ def _crashed(obs: Observations, t: Thresholds, check: str, fact: EngineFact) -> 
     if serves:
         proven = fact.survived >= t.died_clear_rollouts or lasted >= t.died_clear_s
         status = "info" if proven else "warn"
+    if fact.state == _ON_TRIAL:
+        status = "warn"  # somebody is looking for its cause
     if later > 1 or (later > 0 and fact.state in _ENDED):
         status = "info"  # a later process did not crash, or it would be the newest one: it was ended on purpose
     at = f" at {clock(last.time)}" if last.time is not None else ""
@@ -77,6 +80,8 @@ def _now(fact: EngineFact, last: EngineCrash, serves: bool) -> str:
         return "rltop does not start it again (QUARANTINED)"
     if fact.state == "BACKOFF":
         return "rltop starts it again after a pause (BACKOFF)"
+    if fact.state == _ON_TRIAL:
+        return "it is on trial for a bisection (RESERVED)"
     if fact.generation > last.generation:
         return f"generation {fact.generation} is {fact.state}"
     return f"it is {fact.state}"
