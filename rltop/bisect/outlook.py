@@ -20,7 +20,7 @@ from rltop.bisect.trials import Running
 
 LEAST = 1e-4
 """Culprits believed less than this do not steer the next trial."""
-HAZARD_WEIGHT = 0.25
+HAZARD_WEIGHT = 0.5
 """What a bit about the hazard is worth beside a bit about the culprit. How long is quiet long enough hangs on it, but
 crashes that tell of the culprit tell of it too. (Simulated, on other bugs than are measured: 0 and 1 both take longer.)
 """

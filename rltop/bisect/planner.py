@@ -30,8 +30,8 @@ __all__ = ["Budget", "Next", "Planner", "Running", "Trial", "Verdict"]
 SURE = 0.95
 NONE_LEFT = 0.03
 """No culprit is named while "none of these" is believed more than this."""
-SURVIVES = 2.5
-"""Quiet with everything on but a member of a named culprit, in mean times to a crash, at the least."""
+SURVIVES = (2.5, 1.8, 1.4)
+"""Quiet with everything on but a member of a named single, pair or triple, in mean times to a crash, at the least."""
 WINDOWS = (0.5, 1.5, 4.0)
 """Trial lengths that are weighed, in believed mean minutes to the crash."""
 CLOSE = 0.02
@@ -295,7 +295,7 @@ class Planner:
             return []
         bare = self._bare(culprit)
         found = [] if any(trial.crashed and trial.counts and trial.arm == bare for trial in trials) else [bare]
-        least = belief.mean_minutes() * SURVIVES
+        least = belief.mean_minutes() * SURVIVES[min(self.space.core(culprit).bit_count(), len(SURVIVES)) - 1]
         for name in self.space.names(self.space.core(culprit)):
             rest = self._effective(self.space.all_on & ~self.space.mask([name]))
             if rest not in self.barred and self._quiet_in(rest, trials, running) < least:
