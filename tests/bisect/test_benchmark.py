@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.bisect import Bench, Job, play, ratio, rows, scenarios, wilson
+from benchmarks.bisect import Bench, Job, Setting, play, ratio, rows, scenarios, wilson
 from rltop.bisect.simulate import Bug
 
 PINNED = scenarios()
 
 
 @pytest.mark.parametrize("setting", PINNED.settings, ids=lambda setting: setting.name)
-def test_the_bugs_are_the_pinned_ones(setting) -> None:  # type: ignore[no-untyped-def]
+def test_the_bugs_are_the_pinned_ones(setting: Setting) -> None:
     """A change of the simulator or of the mix makes another benchmark, and has to say so."""
     assert PINNED.digest(setting) == setting.sha256
 
