@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import attach, dump, reporter, restart, text
+from benchmarks import attach, bisect, dump, reporter, restart, text
 from benchmarks import bytes as painted
 
 Rows = list[tuple[str, str, str]]
@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     def look() -> None:
         print(table("A large dump without torch", dump.rows(200 if quick else 2_000)))
 
-    return max([_try(paint), _try(first), _try(report), _try(judge), _try(again), _try(look)])
+    def hunt() -> None:
+        found = bisect.rows(20 if quick else 100, names=["plain", "two bugs at once"], engines=[1, 8])
+        print(table("Bisection of simulated bugs (the whole: python -m benchmarks.bisect --full)", list(found)))
+
+    return max([_try(paint), _try(first), _try(report), _try(judge), _try(again), _try(look), _try(hunt)])
 
 
 def _try(benchmark: Callable[[], None]) -> int:
