@@ -28,6 +28,7 @@ from typing import Any
 
 from rltop.bisect.baselines import Checklist, Ddmin, Exhaustive
 from rltop.bisect.facts import CrashFacts, Tables, weigh
+from rltop.bisect.hazard import known_grid
 from rltop.bisect.planner import Budget, Planner
 from rltop.bisect.rehearse import Ours
 from rltop.bisect.simulate import Bug, Mix, Strategy, bisect, bugs
@@ -42,6 +43,7 @@ QUICK = 200
 """Bugs per setting without `--full`."""
 BASELINES = (1, 2, 4, 8)
 REPEATS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0)
+ORACLE = "rltop, if it were told the mean time to a crash"
 TUNING_BUGS = 400
 """At the most; a run on few bugs tunes on few."""
 KERNELS = {
@@ -197,6 +199,7 @@ def _strategy(job: Job) -> Strategy:
         Budget(job.setting.budget_min, given.restart_min),
         seed=job.seed,
         exposure="start" if job.setting.start else "load",
+        grid=known_grid(job.bug.mean_min) if job.what == ORACLE else None,
     )
     return Ours(planner)
 
@@ -335,6 +338,8 @@ def _of(bench: Bench, setting: Setting, engines: int) -> Iterator[tuple[str, str
     }
     measured = {what: bench.measure(what, setting, engines, knobs=knobs) for what, knobs in peers.items()}
     yield _line(where, mine, setting, measured["exhaustive"])
+    if setting.goal == "half" or setting.name == "plain":
+        yield _line(where, bench.measure(ORACLE, setting, engines), setting, measured["exhaustive"])
     for what, row in measured.items():
         told = f"{what} ({peers[what][0]:.0f} baselines, x{peers[what][1]:g})"
         yield _line(where, Row(told, engines, row.ended), setting, measured["exhaustive"])

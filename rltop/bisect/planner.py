@@ -20,7 +20,7 @@ from itertools import combinations
 from typing import Literal
 
 from rltop.bisect.belief import Belief, believe
-from rltop.bisect.hazard import load_grid, starts_grid
+from rltop.bisect.hazard import Grid, load_grid, starts_grid
 from rltop.bisect.outlook import Group, Outlook, Window
 from rltop.bisect.space import OTHER, Space
 from rltop.bisect.trials import Running, Trial
@@ -103,6 +103,7 @@ class Planner:
     together: toggle -> toggles that go off with it (masks): without graphs there is no padding of graphs, say.
     barred: arms that SGLang refuses, or that could not be started. Not one in which a trial counted.
     exposure: "load", or "start" if the hunted crash comes before the first request: then every start is one exposure.
+    grid: hazards that are believed possible; None: all of that exposure.
     """
 
     space: Space
@@ -112,6 +113,7 @@ class Planner:
     seed: int = 0
     barred: frozenset[int] = frozenset()
     exposure: Literal["load", "start"] = "load"
+    grid: Grid | None = None
     _arms: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _last: dict[tuple[Trial, ...], Belief] = field(init=False, repr=False, compare=False)
     """The newest belief: a verdict and the choices of all free engines are made from the same trials."""
@@ -178,7 +180,7 @@ class Planner:
         so_far = [Trial(one.arm, one.minutes, crashed=False) for one in running if one.minutes > 0]
         seen = (*trials, *so_far)
         if (found := self._last.get(seen)) is None:
-            found = believe(self.space, seen, starts_grid() if self.exposure == "start" else load_grid())
+            found = believe(self.space, seen, self.grid or (starts_grid() if self.exposure == "start" else load_grid()))
             self._last.clear()
             self._last[seen] = found
         return found
