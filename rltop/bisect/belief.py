@@ -8,7 +8,7 @@ still run count as quiet so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from operator import mul
@@ -19,6 +19,8 @@ from rltop.bisect.trials import Trial
 
 __all__ = ["Belief", "Trial", "believe"]
 
+UNLIKELY = 1e-4
+"""What is believed less than this does not steer the next trial."""
 SHARES = (0.15, 0.5, 0.85)
 """Of the arms that can crash if the culprit is `OTHER`, equally believed."""
 
@@ -37,7 +39,7 @@ class Belief:
     grid: Grid
     """The laws that are still possible."""
     crashes: Mapping[int, float]
-    """Per arm that was tried: the probability that it can crash, if the culprit is `OTHER`."""
+    """Per arm that was tried: the chance that it can crash, if the culprit is `OTHER`. Empty if that is `UNLIKELY`."""
     untried: float
     """The same of an arm that was not."""
 
@@ -88,8 +90,7 @@ def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> 
     # Every culprit can crash where everything is on.
     grid = grid.likely(arms[space.all_on][0]) if space.all_on in arms else grid
     kinds: dict[int, int] = {}
-    can: dict[int, list[float]] = {}
-    untried: list[float] = []
+    other: _Other | None = None
     evidence: list[float] = []
     hazards: list[tuple[float, ...]] = []
     kind: list[int] = []
@@ -100,7 +101,7 @@ def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> 
         if (found := kinds.get(may)) is None:
             found = kinds[may] = len(hazards)
             if culprit == OTHER:
-                (logs, can, untried), calm = _other(grid, arms, stray), 0.0
+                (logs, other), calm = _other(grid, arms, stray), 0.0
             else:
                 inside = [at for at in range(len(arms)) if may >> at & 1]
                 logs = grid.log_weights(added([tallies[at] for at in inside]))
@@ -114,17 +115,11 @@ def believe(space: Space, trials: Iterable[Trial], grid: Grid | None = None) -> 
         for which, prior in zip(kind, space.prior, strict=True)
     ]
     _, probability = _normal(chances)
-    hazard = hazards[kinds[-1]]
-    crashes = {arm: sum(map(mul, hazard, can[arm])) if arm in can else 1.0 for arm in arms}
-    return Belief(
-        space,
-        probability,
-        tuple(kind),
-        tuple(hazards),
-        grid,
-        crashes,
-        sum(map(mul, hazard, untried)) if untried else 0.5,
-    )
+    crashes, untried = {}, 0.5
+    if other is not None and probability[space.culprits.index(OTHER)] > UNLIKELY:
+        hazard = hazards[kinds[-1]]
+        crashes, untried = other.crashes(hazard, arms), other.untried(hazard)
+    return Belief(space, probability, tuple(kind), tuple(hazards), grid, crashes, untried)
 
 
 def _by_arm(trials: Iterable[Trial], grid: Grid) -> dict[int, tuple[Tally, float]]:
@@ -148,11 +143,41 @@ def _normal(logs: list[float]) -> tuple[float, tuple[float, ...]]:
     return top + log(whole), tuple([weight / whole for weight in weights])
 
 
-def _other(
-    grid: Grid, arms: Mapping[int, tuple[Tally, float]], stray: list[float]
-) -> tuple[list[float], dict[int, list[float]], list[float]]:
-    """If the culprit is `OTHER`: (per law the log likelihood of all; per arm and law the chance that it can crash; per
-    law that of an arm that was not tried).
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """What is known of the arms if the culprit is `OTHER`."""
+
+    odds: Mapping[int, list[float]]
+    """Per quiet arm, per law: how much likelier its quiet is if it can crash than if it can not."""
+    by_share: Sequence[list[float]]
+    """Per share of the arms that can crash, per law: likelihood."""
+    whole: Sequence[float]
+
+    def crashes(self, hazard: Sequence[float], arms: Iterable[int]) -> dict[int, float]:
+        """Per arm that was tried: the probability that it can crash."""
+        scaled = [
+            (share, [weight * has / all_of for weight, has, all_of in zip(hazard, product, self.whole, strict=True)])
+            for share, product in zip(SHARES, self.by_share, strict=True)
+        ]
+        found = dict.fromkeys(arms, 1.0)
+        for arm, row in self.odds.items():
+            found[arm] = sum(
+                sum([weight * share * odd / (share * odd + 1.0 - share) for weight, odd in zip(has, row, strict=True)])
+                for share, has in scaled
+            )
+        return found
+
+    def untried(self, hazard: Sequence[float]) -> float:
+        """The probability that an arm can crash that was not tried."""
+        found = 0.0
+        for share, product in zip(SHARES, self.by_share, strict=True):
+            rows = zip(hazard, product, self.whole, strict=True)
+            found += share * sum([weight * has / all_of for weight, has, all_of in rows])
+        return found
+
+
+def _other(grid: Grid, arms: Mapping[int, tuple[Tally, float]], stray: list[float]) -> tuple[list[float], _Other]:
+    """(per law the log likelihood of all, what is known of the arms), if the culprit is `OTHER`.
 
     Every arm can crash or can not, for a reason that no culprit of ours can say; how many can is unknown (`SHARES`). An
     arm that crashed can: that all its crashes were strays is left out, which is less than one in a hundred.
@@ -173,13 +198,4 @@ def _other(
         by_share.append(product)
     whole = [max(sum(column), 1e-300) for column in zip(*by_share, strict=True)]
     total = [value + calm + log(more) for value, more in zip(grid.log_weights(added(crashed)), whole, strict=True)]
-    shares = list(zip(SHARES, by_share, strict=True))
-    can = {
-        arm: [
-            sum([has[at] * share * odd / (share * odd + 1.0 - share) for share, has in shares]) / whole[at]
-            for at, odd in enumerate(row)
-        ]
-        for arm, row in odds.items()
-    }
-    untried = [sum([has[at] * share for share, has in shares]) / whole[at] for at in range(width)]
-    return total, can, untried
+    return total, _Other(odds, by_share, whole)

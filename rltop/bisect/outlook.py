@@ -9,17 +9,15 @@ weighed once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from math import log2
 from operator import mul
 
-from rltop.bisect.belief import Belief
+from rltop.bisect.belief import UNLIKELY, Belief
 from rltop.bisect.space import OTHER
 from rltop.bisect.trials import Running
 
-LEAST = 1e-4
-"""Culprits believed less than this do not steer the next trial."""
 HAZARD_WEIGHT = 0.5
 """What a bit about the hazard is worth beside a bit about the culprit. How long is quiet long enough hangs on it, but
 crashes that tell of the culprit tell of it too. (Simulated, on other bugs than are measured: 0 and 1 both take longer.)
@@ -46,6 +44,8 @@ class Window:
     """Chance times what is believed of the culprit."""
     open: list[float]
     """Noise times what is believed of the culprit."""
+    of_other: dict[float, float] = field(default_factory=dict)
+    """Chance that an arm can crash if the culprit is `OTHER` -> noise. Most arms have the same."""
 
 
 class Outlook:
@@ -54,14 +54,16 @@ class Outlook:
     def __init__(self, belief: Belief) -> None:
         self._belief = belief
         pairs = zip(belief.space.culprits, belief.probability, belief.kind, strict=True)
-        live = [row for row in pairs if row[1] > LEAST]
+        live = [row for row in pairs if row[1] > UNLIKELY]
         self._culprits = [row[0] for row in live]
         self._weights = [row[1] for row in live]
         self._kinds = [row[2] for row in live]
         self._other = self._culprits.index(OTHER) if OTHER in self._culprits else -1
+        self._named = [(at, culprit) for at, culprit in enumerate(self._culprits) if culprit != OTHER]
+        self._top = max(range(len(live)), key=self._weights.__getitem__)
         # Only the laws that have some weight are summed over.
         hazards = {kind: belief.hazards[kind] for kind in self._kinds}
-        keep = [any(weight > LEAST for weight in column) for column in zip(*hazards.values(), strict=True)]
+        keep = [any(weight > UNLIKELY for weight in column) for column in zip(*hazards.values(), strict=True)]
         self._keep = keep
         self._hazards = {kind: list(compress(hazard, keep)) for kind, hazard in hazards.items()}
         self._branches: list[tuple[float, list[float]]] = []
@@ -84,13 +86,12 @@ class Outlook:
 
     def group(self, arm: int) -> Group:
         """Equal for arms that tell the same."""
-        inside = [at for at, culprit in enumerate(self._culprits) if culprit & arm == culprit and culprit >= 0]
+        inside = [at for at, culprit in self._named if culprit & arm == culprit]
         return tuple(inside), self._belief.crashes.get(arm, self._belief.untried) if self._other >= 0 else 0.0
 
     def expects_crash(self, group: Group) -> bool:
         """Whether the likeliest culprit can crash there."""
-        top = max(range(len(self._weights)), key=self._weights.__getitem__)
-        return top in group[0] or (top == self._other and group[1] > 0.5)
+        return self._top in group[0] or (self._top == self._other and group[1] > 0.5)
 
     def crash(self, group: Group, when: Window) -> float:
         """Probability of a crash within the window."""
@@ -98,19 +99,22 @@ class Outlook:
         heavy = when.heavy
         return sum([heavy[at] for at in inside]) + (other * heavy[self._other] if other else 0.0)
 
-    def alone(self, group: Group, when: Window) -> float:
-        """Bits, as if nothing else ran: never less than `bits`, for the outcomes are independent given the culprit."""
+    def alone(self, group: Group, when: Window, crash: float) -> float:
+        """Bits, as if nothing else ran: never less than `bits`, for the outcomes are independent given the culprit.
+
+        crash: its probability.
+        """
         inside, other = group
         opened = when.open
         left = sum([opened[at] for at in inside])
         if other:
             left += self._weights[self._other] * self._noise_of_other(other, when)
-        return max(0.0, binary(self.crash(group, when)) - left)
+        return max(0.0, binary(crash) - left)
 
-    def bits(self, group: Group, when: Window) -> float:
+    def bits(self, group: Group, when: Window, crash: float) -> float:
         """Bits beyond what the other engines will tell anyway."""
         if not self._branches:
-            return self.alone(group, when)
+            return self.alone(group, when, crash)
         inside, other = group
         rows = [(at, when.chance[at], when.noise[at]) for at in inside]
         if other:
@@ -127,8 +131,11 @@ class Outlook:
 
     def _noise_of_other(self, other: float, when: Window) -> float:
         """Whether it can crash in this arm is a fact of its own; the hazard is what it is elsewhere."""
-        chance, noise = when.chance[self._other], when.noise[self._other]
-        return binary(other * chance) - max(0.0, binary(chance) - noise) * other
+        if (found := when.of_other.get(other)) is None:
+            chance, noise = when.chance[self._other], when.noise[self._other]
+            found = binary(other * chance) - max(0.0, binary(chance) - noise) * other
+            when.of_other[other] = found
+        return found
 
     def beside(self, others: Iterable[Running], middle: Window) -> None:
         """Weigh from now on what trials on other engines will tell, whose outcome is expected within `middle`.
@@ -140,7 +147,8 @@ class Outlook:
         for one in others:
             arms[one.arm] = arms.get(one.arm, 0) + 1
         groups = {arm: self.group(arm) for arm in arms}
-        ranked = sorted(arms, key=lambda arm: -self.alone(groups[arm], middle))[:RUNNING_WEIGHED]
+        tells = {arm: self.alone(group, middle, self.crash(group, middle)) for arm, group in groups.items()}
+        ranked = sorted(arms, key=lambda arm: -tells[arm])[:RUNNING_WEIGHED]
         branches = [(1.0, self._weights)]
         for arm in ranked:
             inside, other = groups[arm]
@@ -154,7 +162,7 @@ class Outlook:
                 for factors in (quiet, [1.0 - value for value in quiet]):
                     joint = list(map(mul, weights, factors))
                     whole = sum(joint)
-                    if share * whole > LEAST:
+                    if share * whole > UNLIKELY:
                         grown.append((share * whole, [value / whole for value in joint]))
             branches = grown
         self._branches = branches

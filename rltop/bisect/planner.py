@@ -188,7 +188,8 @@ class Planner:
     def choose(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, engine: str = "") -> Next:
         """What a free engine should do. A trial of its own that it may go on with is in `running` under its name."""
         belief = self.believe(trials, running)
-        if (last := self._last_word(belief, trials, running, engine)) is not None:
+        lacks = self._lacks(belief, trials, running)
+        if (last := self._last_word(belief, lacks, trials, running, engine)) is not None:
             return last
         others = [one for one in running if one.engine != engine]
         mine = next((one for one in running if one.engine == engine), None)
@@ -196,12 +197,8 @@ class Planner:
         outlook = Outlook(belief)
         windows = [outlook.window(length) for length in lengths]
         outlook.beside(others, windows[min(1, len(windows) - 1)])
-        stay = None
-        if mine is not None and self.exposure == "load":
-            group = outlook.group(mine.arm)
-            aged = [outlook.window(length, age=mine.minutes) for length in lengths]
-            stay = max(self._worth(outlook, mine.arm, group, when, restart_min=0.0) for when in aged)
-        wanted = frozenset(self._lacks(belief, trials, running))
+        stay = self._stay(outlook, mine, lengths) if mine is not None and self.exposure == "load" else None
+        wanted = frozenset(lacks)
         rows = self._best(outlook, windows, wanted, but=None if stay is None else stay.arm)
         if stay is not None and (not rows or stay.rate * PATIENCE >= max(row.rate for row in rows)):
             rows = [stay]
@@ -237,39 +234,45 @@ class Planner:
         restart = self.budget.restart_min
         bounds = []
         for group, arms in groups.items():
+            needed = next((arm for arm in arms if arm in wanted), None)
+            factor = 1.0 if needed is None else WANTED
             for when in windows:
-                took = self._minutes(when.length) * (1.0 - outlook.crash(group, when) / 2) + restart
-                most = WANTED if any(arm in wanted for arm in arms) else 1.0
-                bounds.append((most * outlook.alone(group, when) / took, group, arms, when))
+                crash = outlook.crash(group, when)
+                rate = factor / (self._minutes(when.length) * (1.0 - crash / 2) + restart)
+                bounds.append((rate * outlook.alone(group, when, crash), rate, group, needed, when, crash))
         bounds.sort(key=lambda row: -row[0])
-        found: list[_Worth] = []
+        found: list[tuple[_Worth, Group, int | None]] = []
         best = 0.0
-        for most, group, arms, when in bounds:
+        for most, rate, group, needed, when, crash in bounds:
             if found and most < best * (1.0 - CLOSE):
                 break
-            needed = next((arm for arm in arms if arm in wanted), None)
-            worth = self._worth(outlook, arms[0], group, when, restart_min=restart)
-            if needed is not None:
-                worth = replace(worth, arm=needed, rate=worth.rate * WANTED)
-            else:
-                worth = replace(worth, arm=_most_telling(arms, group, outlook))
-            best = max(best, worth.rate)
-            found.append(worth)
-        return found
+            bits = outlook.bits(group, when, crash)
+            best = max(best, rate * bits)
+            found.append((_Worth(rate * bits, groups[group][0], when.length, crash, bits), group, needed))
+        return [
+            replace(worth, arm=_most_telling(groups[group], group, outlook) if needed is None else needed)
+            for worth, group, needed in found
+            if worth.rate >= best * (1.0 - CLOSE)
+        ]
 
-    def _worth(self, outlook: Outlook, arm: int, group: Group, when: Window, *, restart_min: float) -> _Worth:
-        crash = outlook.crash(group, when)
-        bits = outlook.bits(group, when)
-        took = self._minutes(when.length) * (1.0 - crash / 2) + restart_min
-        return _Worth(bits / took, arm, when.length, crash, bits)
+    def _stay(self, outlook: Outlook, mine: Running, lengths: Sequence[float]) -> _Worth:
+        """What it is worth to go on with a trial."""
+        group, found = outlook.group(mine.arm), []
+        for length in lengths:
+            when = outlook.window(length, age=mine.minutes)
+            crash = outlook.crash(group, when)
+            bits = outlook.bits(group, when, crash)
+            found.append(_Worth(bits / (length * (1.0 - crash / 2)), mine.arm, length, crash, bits))
+        return max(found)
 
     def _last_word(
-        self, belief: Belief, trials: Sequence[Trial], running: Sequence[Running], engine: str
+        self, belief: Belief, lacks: list[int], trials: Sequence[Trial], running: Sequence[Running], engine: str
     ) -> Next | None:
         """What a named culprit still lacks. It is believed anyway and so tells little, but a person wants it."""
         culprit, chance = belief.best()
-        lacks = self._lacks(belief, trials, running) if chance >= SURE else []
-        if not _counts(trials, engine):
+        if chance < SURE:
+            return None
+        if engine not in _told_by(trials, engine):
             lacks = [arm for arm in lacks if arm & culprit == culprit]
         if not lacks:
             return None
@@ -297,23 +300,26 @@ class Planner:
             return []
         bare = self._bare(culprit)
         found = [] if any(trial.crashed and trial.counts and trial.arm == bare for trial in trials) else [bare]
+        engines = _told_by(trials, *(one.engine for one in running))
         least = belief.mean_minutes() * SURVIVES[min(self.space.core(culprit).bit_count(), len(SURVIVES)) - 1]
         for name in self.space.names(self.space.core(culprit)):
             rest = self._effective(self.space.all_on & ~self.space.mask([name]))
-            if rest not in self.barred and self._quiet_in(rest, trials, running) < least:
+            if rest not in self.barred and self._quiet_in(rest, engines, trials, running) < least:
                 found.append(rest)
         return found
 
-    def _quiet_in(self, arm: int, trials: Sequence[Trial], running: Sequence[Running]) -> float:
-        """Quiet exposure of an arm on engines that crashed in some arm, since it last crashed in this one."""
+    def _quiet_in(
+        self, arm: int, engines: frozenset[str], trials: Sequence[Trial], running: Sequence[Running]
+    ) -> float:
+        """Quiet exposure of an arm on these engines, since it last crashed."""
         found = 0.0
         for trial in trials:
             if trial.arm == arm and trial.counts:
                 more = 1.0 if self.exposure == "start" else trial.minutes
-                found = 0.0 if trial.crashed else found + more * _counts(trials, trial.engine)
+                found = 0.0 if trial.crashed else found + more * (trial.engine in engines)
         if self.exposure == "start":
             return found
-        return found + sum(one.minutes for one in running if one.arm == arm and _counts(trials, one.engine))
+        return found + sum(one.minutes for one in running if one.arm == arm and one.engine in engines)
 
     def verdict(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, minutes: float = 0.0) -> Verdict:
         """Where it stands after `minutes` of wall time."""
@@ -391,9 +397,12 @@ class Planner:
         )
 
 
-def _counts(trials: Sequence[Trial], engine: str) -> bool:
-    """Whether quiet on this engine says something: it crashed in some arm. Of unknown engines it does."""
-    return not engine or any(trial.crashed and trial.counts and trial.engine in ("", engine) for trial in trials)
+def _told_by(trials: Sequence[Trial], *others: str) -> frozenset[str]:
+    """Engines of the trials, and `others`, whose quiet says something: they crashed in some arm. Unknown ones do."""
+    crashed = {trial.engine for trial in trials if trial.crashed and trial.counts} | {""}
+    if any(trial.crashed and trial.counts and not trial.engine for trial in trials):
+        crashed |= {trial.engine for trial in trials}.union(others)
+    return frozenset(crashed)
 
 
 def _most_telling(arms: Sequence[int], group: Group, outlook: Outlook) -> int:
