@@ -245,7 +245,7 @@ class Bisections:
             trials=self._engines.fleet.trials,
             records=Records(run_dir),
             traffic=traffic,
-            priors=tables.priors,
+            tables=tables,
             tell=self._tell,
             changed=self._publish,
             clock=self._clock,

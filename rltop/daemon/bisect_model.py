@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rltop.bisect.belief import Belief, Trial
+from rltop.bisect.facts import CrashFacts, Tables, weigh
 from rltop.bisect.planner import Budget, Planner, Running
-from rltop.bisect.space import OTHER, Priors, Space, space
+from rltop.bisect.space import OTHER, Space, space
 from rltop.daemon.bisect_record import Record, TrialRow
 
 LONGEST_TRIAL_MIN = 120.0
@@ -20,14 +21,28 @@ MOST_TRIALS = 400
 class Model:
     """Of one record."""
 
-    def __init__(self, record: Record, priors: Priors) -> None:
-        self.record = record
-        self.space: Space = space(record.ground.toggles, priors, factors=record.factors)
-        self.planner = self._made()
+    def __init__(self, record: Record, tables: Tables) -> None:
+        self.record, self._tables = record, tables
+        self.refresh()
 
     def refresh(self) -> None:
-        """The record has other restart times, or other arms."""
+        """The record has other restart times, other arms, or another fact."""
+        record = self.record
+        self.space: Space = space(record.ground.toggles, self._tables.priors, factors=record.factors)
         self.planner = self._made()
+
+    def learn_kernel(self, kernel: str, source: str) -> str:
+        """A trial's core dump names the kernel that the hunted crash did not: what that moves, in words."""
+        record = self.record
+        factors, moved = weigh(CrashFacts(kernel=kernel), record.ground.toggles, self._tables)
+        record.kernel = kernel
+        record.factors = {
+            name: record.factors.get(name, 1.0) * factors.get(name, 1.0) for name in {*record.factors, *factors}
+        }
+        told = [{"text": one.fact, "source": source, "moves": dict(one.factors)} for one in moved]
+        record.facts = (*record.facts, *told)
+        self.refresh()
+        return "; ".join(one.text() for one in moved)
 
     def _made(self) -> Planner:
         record, known = self.record, self.space
@@ -190,9 +205,7 @@ def cell(model: Model, seen: Outlook) -> dict[str, Any]:
             "text": ending.text,
             "left": [[list(names), round(p, 4)] for names, p in ending.left],
         },
-        "kernel": {"name": crash.kernel, "block": None, "source": "core dump", "weaker": False}
-        if crash.kernel
-        else None,
+        "kernel": _kernel(crash.kernel or record.kernel),
         "restored": dict(record.restored),
         "notes": list(record.notes),
         "reason": record.reason,

@@ -110,6 +110,8 @@ class Record(msgspec.Struct, kw_only=True):
     """That every engine on trial holds."""
     factors: Mapping[str, float] = {}
     facts: tuple[Mapping[str, Any], ...] = ()
+    kernel: str = ""
+    """That a core dump of a trial named, where the hunted crash had none."""
     traffic: Mapping[str, Any] = {}
     started: float
     ended: float | None = None

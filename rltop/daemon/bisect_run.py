@@ -15,8 +15,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from rltop.bisect.facts import Tables
 from rltop.bisect.planner import Verdict
-from rltop.bisect.space import OTHER, Priors
+from rltop.bisect.space import OTHER
 from rltop.daemon.bisect_model import Model, Outlook, cell, outlook
 from rltop.daemon.bisect_record import ENDED, Ending, Record, Records, State
 from rltop.daemon.bisect_trial import Bench, Tell, Traffic, Worker
@@ -43,7 +44,7 @@ class Runner:
         trials: Trials,
         records: Records,
         traffic: Traffic,
-        priors: Priors,
+        tables: Tables,
         tell: Tell,
         changed: Callable[[], None],
         clock: Callable[[], float],
@@ -53,7 +54,7 @@ class Runner:
     ) -> None:
         """tell: writes an event. changed: what viewers see is another."""
         self.record = record
-        self.model = Model(record, priors)
+        self.model = Model(record, tables)
         self.seen = Outlook()
         """What is believed, as of the last look."""
         self.bench = Bench(

@@ -351,6 +351,9 @@ class Worker:
             if seen.fingerprint != hunted.fingerprint:
                 row.note = _with(row.note, f"as {seen.fingerprint}, hunted is {hunted.fingerprint}")
             self._bench.lost[row.engine] = 0
+            if seen.kernel and row.counts and not (hunted.kernel or self._bench.record.kernel):
+                told = self._bench.model.learn_kernel(seen.kernel, seen.log or f"trial {row.n}")
+                self._bench.say("info", f"trial {row.n}: its core dump names the kernel: {told}", trial=row.n)
             return self._is_over(row, "crashed", seen.cause)
         if at_start and seen.kind in NO_TOGGLE:
             return self._is_lost(row, f"it did not start: {seen.cause}")

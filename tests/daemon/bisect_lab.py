@@ -93,7 +93,7 @@ class Lab:
             trials=fleet.trials,
             records=self.records,
             traffic=self,
-            priors=load().priors,
+            tables=load(),
             tell=lambda level, text, **more: self.events.append((level, text)),
             changed=self._changed,
             clock=self.world.launcher.now,

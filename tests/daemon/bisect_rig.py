@@ -69,7 +69,7 @@ class Rig:
                 "kind": kind,
                 "model_path": str(folder / "model"),
                 "args": list(args),
-                "env": {VARIABLE: fault, CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.01"},
+                "env": {VARIABLE: fault, CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.05"},
             }
             for number in range(engines)
         ]

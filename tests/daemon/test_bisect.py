@@ -20,7 +20,7 @@ CRASH = {"number": 1, "generation": 1, "t": 1.0, "rollout": 2, "cause": "it died
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     """Two engines that a batch may kill while the radix cache is on; ended whatever happens."""
-    rig = Rig(tmp_path, fault="ima:radix_cache:hazard=0.1", engines=2, args=["--speculative-algorithm", "NGRAM"])
+    rig = Rig(tmp_path, fault="ima:radix_cache:hazard=0.4", engines=2, args=["--speculative-algorithm", "NGRAM"])
     async with rig.life():
         await rig.start()
         yield rig

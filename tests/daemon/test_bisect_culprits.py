@@ -17,6 +17,7 @@ from rltop.protocol.messages import Accepted
 from rltop.runs import RunInfo, find_run
 from rltop.train.cpu_engine.faults import VARIABLE
 from rltop.train.cpu_engine.process import CRASH_VARIABLE
+from rltop.train.null_engine import STEP_VARIABLE
 from tests.daemon.bisect_rig import SCALE, Rig
 from tests.daemon.util import Viewer, real_daemon, wait_for
 
@@ -35,21 +36,21 @@ class Case:
 
 
 CASES = {
-    "single": Case("ima:radix_cache:hazard=0.1", frozenset({"radix_cache"})),
-    "pair": Case("ima:cuda_graph&speculative:hazard=0.1", frozenset({"cuda_graph", "speculative"})),
+    "single": Case("ima:radix_cache:hazard=0.4", frozenset({"radix_cache"})),
+    "pair": Case("ima:cuda_graph&speculative:hazard=0.4", frozenset({"cuda_graph", "speculative"})),
     "triple": Case(
-        "ima:cuda_graph&speculative&overlap_schedule:hazard=0.1",
+        "ima:cuda_graph&speculative&overlap_schedule:hazard=0.4",
         frozenset({"cuda_graph", "speculative", "overlap_schedule"}),
     ),
     # Without graphs nothing is padded: no arm tells the padding from the padding of graphs, and that is said.
     "padding-only": Case(
-        "ima:cuda_graph&cuda_graph_padding:hazard=0.1", frozenset({"cuda_graph", "cuda_graph_padding"}), WITH_PADDING
+        "ima:cuda_graph&cuda_graph_padding:hazard=0.4", frozenset({"cuda_graph", "cuda_graph_padding"}), WITH_PADDING
     ),
     # Graphs off take the padding with them: that must not be blamed.
-    "alias": Case("ima:cuda_graph:hazard=0.1", frozenset({"cuda_graph"}), WITH_PADDING),
-    "none": Case("ima:hazard=0.1", frozenset()),
-    # 20 % in a window of a quarter of a second, some 25 batches.
-    "windows": Case("ima:speculative:hazard=0.009", frozenset({"speculative"})),
+    "alias": Case("ima:cuda_graph:hazard=0.4", frozenset({"cuda_graph"}), WITH_PADDING),
+    "none": Case("ima:hazard=0.4", frozenset()),
+    # 20 % in a window of a quarter of a second, five batches.
+    "windows": Case("ima:speculative:hazard=0.0436", frozenset({"speculative"})),
 }
 
 
@@ -118,7 +119,7 @@ def test_a_killed_daemon_is_gone_on_with(tmp_path: Path) -> None:
             "kind": "null",
             "model_path": str(tmp_path / "model"),
             "args": list(ARGS),
-            "env": {VARIABLE: "ima:radix_cache:hazard=0.1", CRASH_VARIABLE: "0.02"},
+            "env": {VARIABLE: "ima:radix_cache:hazard=0.4", CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.05"},
             "keep_serving": 0,
             "drain_s": 1,
         }

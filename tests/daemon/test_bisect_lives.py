@@ -13,6 +13,7 @@ import pytest
 from rltop.daemon.bisect_record import Record
 from rltop.engines.fleet import Fleet, Stop
 from rltop.errors import RltopError
+from rltop.train.cpu_engine.injection import signature
 from tests.daemon.bisect_lab import ARGS, IMA, OOM, Lab
 from tests.engines.fleet_world import Behaviour, FakeProcess, run_fleet
 
@@ -123,6 +124,21 @@ def test_a_crash_of_another_kind_is_noted_and_not_counted(tmp_path: Path) -> Non
     assert len(stray) == 2
     assert not any(row.counts for row in stray)
     assert all("another crash than the hunted one" in row.note for row in stray)
+    back(lab, record)
+
+
+def test_a_kernel_that_a_trial_names_moves_what_is_believed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("speculative",), seed=5)
+    kernel = "build_tree_efficient_kernel"
+    dump = signature("coredump", clock="00:00:00.1", kernel=kernel, core="/tmp/core").splitlines()
+    lab.last_words = lambda process: (*dump, *IMA)
+    record = play(lab)
+    assert record.kernel == kernel
+    assert record.factors["speculative"] > 10
+    assert [one for one in record.facts if "build_tree" in one["text"]]
+    assert [text for text in lab.told("info") if "its core dump names the kernel" in text]
+    assert record.verdict is not None
+    assert record.verdict.culprit == ("speculative",)
     back(lab, record)
 
 
