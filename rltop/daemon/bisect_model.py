@@ -81,6 +81,8 @@ class Model:
         elif crash.minutes is not None:
             minutes = crash.minutes * self.record.time_scale
             found.append(Trial(on, minutes, crashed=True, engine=crash.engine))
+        scale = self.record.time_scale
+        found += [Trial(on, minutes * scale, crashed=True, engine=name) for name, minutes in self.record.earlier]
         rows = [row for row in self.record.trials if row.outcome in ("crashed", "quiet", "aborted") and row.counts]
         return [
             *found,

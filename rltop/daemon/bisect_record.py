@@ -106,6 +106,8 @@ class Record(msgspec.Struct, kw_only=True):
     """The engine as it was; all arms have its arguments."""
     ground: Ground
     crash: Crash
+    earlier: tuple[tuple[str, float], ...] = ()
+    """Other crashes of that kind with the same arguments: engine, and minutes that it had been ready to serve."""
     weights: Required
     """That every engine on trial holds."""
     factors: Mapping[str, float] = {}
@@ -118,6 +120,8 @@ class Record(msgspec.Struct, kw_only=True):
     minutes: float = 0.0
     """Wall time so far, pauses left out."""
     budget_min: float
+    sure: float = 0.0
+    """A culprit is not named below this belief, where that is more than the planner asks for."""
     time_scale: float = 1.0
     restart_min: float
     """What a change of arm took so far, on average."""

@@ -207,7 +207,8 @@ class Runner:
         trials, running = self.model.evidence(), self.bench.running()
         minutes, planner = self.record.minutes, self.model.planner
         found = await asyncio.to_thread(planner.verdict, trials, running, minutes=minutes)
-        if found.state != "open" and self._verdict is None:
+        unsure = found.state in ("found", "none") and found.probability < self.record.sure
+        if found.state != "open" and not unsure and self._verdict is None:
             self._verdict = found
         state = (len(trials), tuple(sorted((one.engine, one.arm) for one in running)), self._verdict is not None)
         if state != self._looked or self.bench.clock() - self._looked_at > LOOK_S:

@@ -26,9 +26,12 @@ from rltop.evidence.priors import load
 from rltop.protocol.messages import Command
 from rltop.settings import priors_path
 
-ARGS = ("engine", "toggles", "engines", "mode", "budget_min", "traffic", "time_scale", "generations")
+ARGS = ("engine", "toggles", "engines", "mode", "budget_min", "sure", "traffic", "time_scale", "generations")
 BUDGET_MIN = 24 * 60.0
 MOST_TIME_SCALE = 3600.0
+MOST_SURE = 0.99
+MOST_EARLIER = 32
+"""Crashes that are looked at for how long it took."""
 GPU_FAULTS = frozenset({"ima", "misaligned", "launch-failure", "illegal-instruction"})
 """One wrong address shows as any of them."""
 NO_TOGGLE = frozenset(
@@ -90,6 +93,7 @@ def plan(
         subject=subject,
         ground=base,
         crash=crash,
+        earlier=_earlier(crash, story, trials, table, run_dir),
         weights=weights,
         factors=factors,
         facts=tuple({"text": one.fact, "source": "crash.json", "moves": dict(one.factors)} for one in moved),
@@ -101,6 +105,7 @@ def plan(
         },
         started=now,
         budget_min=_number(args, "budget_min", BUDGET_MIN),
+        sure=_sure(args),
         time_scale=scale,
         restart_min=restart,
         reason=command.reason,
@@ -180,6 +185,25 @@ def _crash(name: str, trials: Trials, table: StateTable, run_dir: Path) -> tuple
         ),
         story,
     )
+
+
+def _earlier(
+    crash: Crash, story: Mapping[str, Any], trials: Trials, table: StateTable, run_dir: Path
+) -> tuple[tuple[str, float], ...]:
+    """How often it crashes is what a bisection knows least: every crash of the kind with the same arguments tells."""
+    known = [
+        (engine, int(one.get("generation") or 0))
+        for engine in trials.ids()
+        for one in (table.get(f"engine/{engine}") or {}).get("crashes") or ()
+        if same_kind(crash.kind, _class(one))
+    ]
+    found = []
+    for engine, generation in known[-MOST_EARLIER:]:
+        other = _story(run_dir, engine, generation)
+        served, alike = other.get("served_s"), all(other.get(key) == story.get(key) for key in ("args", "env"))
+        if (engine, generation) != (crash.engine, crash.generation) and alike and isinstance(served, int | float):
+            found.append((engine, float(served) / 60))
+    return tuple(found)
 
 
 def _nothing(name: str, found: Sequence[Any], table: StateTable) -> tuple[str, str]:
@@ -334,6 +358,13 @@ def _number(args: Mapping[str, Any], key: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise Refused(f"`{key}` is a number above 0")
     return float(value)
+
+
+def _sure(args: Mapping[str, Any]) -> float:
+    found = _number(args, "sure", 0.0) if "sure" in args else 0.0
+    if found > MOST_SURE:
+        raise Refused(f"`sure` is at most {MOST_SURE:g}: nothing is surer than that")
+    return found
 
 
 def _time_scale(args: Mapping[str, Any], subjects: Sequence[Subject]) -> float:

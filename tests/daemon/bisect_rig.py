@@ -61,7 +61,7 @@ class Rig:
         name: str = "",
     ) -> None:
         (folder / "model").mkdir(exist_ok=True, parents=True)
-        self.run_dir = folder / "run"
+        self.run_dir = folder / name
         self.run_dir.mkdir(exist_ok=True)
         self.slots: list[dict[str, Any]] = [
             {

@@ -34,20 +34,21 @@ def had(rig: Rig, fingerprint: str = "ima/decode/abc123", **more: Any) -> None:
 
 async def test_a_bisection_from_the_crash_to_the_culprit(rig: Rig) -> None:
     await rig.crash()
-    plan = await rig.take("bisect-start", args={"toggles": TOGGLES}, dry_run=True)
+    await rig.crash("1")
+    plan = await rig.take("bisect-start", args={"toggles": TOGGLES, "engine": "1"}, dry_run=True)
     assert isinstance(plan, Accepted)
     assert "a rehearsal, the fault ima was injected" in plan.plan[0]
     assert plan.plan[1] == (
-        "reserve engine 0 of 2 (in-fleet): out of the rotation until it ends, then back on its own flags"
+        "reserve engine 1 of 2 (in-fleet): out of the rotation until it ends, then back on its own flags"
     )
     assert not rig.bisect(), "a dry run begins nothing"
-    before = rig.flags("0")
-    cell = await rig.bisection(toggles=TOGGLES, mode="in-fleet")
+    before = rig.flags("1")
+    cell = await rig.bisection(toggles=TOGGLES, mode="in-fleet", engine="1")
     assert (cell["state"], cell["verdict"]["culprit"]) == ("found", ["radix_cache"])
     assert cell["verdict"]["p"] >= 0.95
-    assert (cell["id"], cell["engines"], cell["time_scale"]) == ("1", ["0"], SCALE)
-    assert cell["restored"] == {"0": "original"}
-    assert rig.flags("0") == before
+    assert (cell["id"], cell["engines"], cell["time_scale"]) == ("1", ["1"], SCALE)
+    assert cell["restored"] == {"1": "original"}
+    assert rig.flags("1") == before
     assert cell["crash"]["fingerprint"].startswith("ima/")
     assert cell["crash"]["injected"] == "ima", "a rehearsal is called one"
     crashed = [row for row in cell["trials"] if row["outcome"] == "crashed"]
@@ -62,9 +63,10 @@ async def test_a_bisection_from_the_crash_to_the_culprit(rig: Rig) -> None:
     told = rig.core.events("bisect")
     assert [event for event in told if event.get("outcome") == "crashed"]
     assert [event for event in told if event.get("verdict") == "found"]
-    await rig.serving("0")
-    assert rig.cell("engine/1")["generation"] == 1, "the other engine served on"
-    assert not [row for row in rig.cell("engine/0")["crashes"] if row["generation"] > 2], "trials are no news"
+    await rig.serving("1")
+    assert rig.cell("engine/0")["generation"] == 2, "the other engine served on"
+    assert [name for name, _ in record["earlier"]] == ["0"], "its crash tells of how often it comes"
+    assert not [row for row in rig.cell("engine/1")["crashes"] if row["generation"] > 2], "trials are no news"
 
 
 async def test_what_cannot_begin(rig: Rig) -> None:
@@ -97,6 +99,7 @@ async def test_what_cannot_begin(rig: Rig) -> None:
     assert "deepep is off already" in (await refused(toggles=["deepep"])).why
     assert "mode 'night' is not known" in (await refused(mode="night")).why
     assert "`budget_min` is a number above 0" in (await refused(budget_min=0)).why
+    assert "nothing is surer than that" in (await refused(sure=0.999)).why
     assert "`traffic`" in (await refused(traffic=3)).why
     assert "unknown argument 'hours'" in (await refused(hours=3)).why
     assert "there is no engine '7'" in (await refused(engines=["7"])).why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,36 +33,40 @@ class Case:
     fault: str
     culprit: frozenset[str]
     toggles: tuple[str, ...] = TOGGLES
+    sure: float = 0.0
 
 
 CASES = {
-    "single": Case("ima:radix_cache:hazard=0.4", frozenset({"radix_cache"})),
-    "pair": Case("ima:cuda_graph&speculative:hazard=0.4", frozenset({"cuda_graph", "speculative"})),
+    "single": Case("ima:radix_cache:batch=4", frozenset({"radix_cache"})),
+    "pair": Case("ima:cuda_graph&speculative:batch=4", frozenset({"cuda_graph", "speculative"})),
     "triple": Case(
-        "ima:cuda_graph&speculative&overlap_schedule:hazard=0.4",
+        "ima:cuda_graph&speculative&overlap_schedule:batch=4",
         frozenset({"cuda_graph", "speculative", "overlap_schedule"}),
     ),
     # Without graphs nothing is padded: no arm tells the padding from the padding of graphs, and that is said.
     "padding-only": Case(
-        "ima:cuda_graph&cuda_graph_padding:hazard=0.4", frozenset({"cuda_graph", "cuda_graph_padding"}), WITH_PADDING
+        "ima:cuda_graph&cuda_graph_padding:batch=4", frozenset({"cuda_graph", "cuda_graph_padding"}), WITH_PADDING
     ),
     # Graphs off take the padding with them: that must not be blamed.
-    "alias": Case("ima:cuda_graph:hazard=0.4", frozenset({"cuda_graph"}), WITH_PADDING),
-    "none": Case("ima:hazard=0.4", frozenset()),
-    # 20 % in a window of a quarter of a second, five batches.
-    "windows": Case("ima:speculative:hazard=0.0436", frozenset({"speculative"})),
+    "alias": Case("ima:cuda_graph:batch=4", frozenset({"cuda_graph"}), WITH_PADDING),
+    "none": Case("ima:batch=4", frozenset()),
+    # 20 % in a window of two batches. Its draws are luck, so one wants to be surer than the planner is content with.
+    "windows": Case("ima:speculative:hazard=0.106", frozenset({"speculative"}), sure=0.975),
 }
 
 
-async def found(folder: Path, case: Case, *, kind: str = "null", engines: int = 1, **args: Any) -> dict[str, Any]:
+async def found(
+    folder: Path, case: Case, *, seed: int, kind: str = "null", engines: int = 1, **args: Any
+) -> dict[str, Any]:
     """Bisect one injected fault; its engines have to be back. The cell."""
-    rig = Rig(folder, fault=case.fault, engines=engines, args=ARGS, kind=kind)
+    # Hazards are drawn from the run's name, among others.
+    rig = Rig(folder, fault=case.fault, engines=engines, args=ARGS, kind=kind, name=f"run-{seed}")
     async with rig.life():
         try:
             await rig.start()
             await rig.crash()
             before = {str(number): rig.flags(str(number)) for number in range(engines)}
-            cell = await rig.bisection(toggles=case.toggles, **args)
+            cell = await rig.bisection(toggles=case.toggles, sure=case.sure or 0.5, **args)
             assert cell["restored"] == dict.fromkeys(before, "original"), rig.story()
             assert {name: rig.flags(name) for name in before} == before
             await rig.until(lambda: all(rig.cell(f"engine/{name}")["state"] == "HEALTHY" for name in before))
@@ -77,11 +81,13 @@ def right(cell: dict[str, Any], case: Case) -> bool:
     return known and set(cell["verdict"]["culprit"] or ()) == case.culprit
 
 
+# A probe that is cancelled while it connects leaves its socket to the garbage collector (httpcore).
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_culprit_is_named(tmp_path: Path, seed: int) -> None:
-    """All at once: their engines mostly wait. No draw is the same twice, for every generation draws anew."""
-    cells = await asyncio.gather(*(found(tmp_path / name, case) for name, case in CASES.items()))
+    """All at once: their engines mostly wait."""
+    cells = await asyncio.gather(*(found(tmp_path / name, case, seed=seed) for name, case in CASES.items()))
     wrong = {
         name: (cell["state"], cell["verdict"])
         for (name, case), cell in zip(CASES.items(), cells, strict=True)
@@ -119,7 +125,7 @@ def test_a_killed_daemon_is_gone_on_with(tmp_path: Path) -> None:
             "kind": "null",
             "model_path": str(tmp_path / "model"),
             "args": list(ARGS),
-            "env": {VARIABLE: "ima:radix_cache:hazard=0.4", CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.05"},
+            "env": {VARIABLE: "ima:radix_cache:batch=4", CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.05"},
             "keep_serving": 0,
             "drain_s": 1,
         }
@@ -170,6 +176,7 @@ def _next(name: str, config: dict[str, Any]) -> RunInfo:
 
 @pytest.mark.soak
 @pytest.mark.train
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", CASES)
 async def test_nineteen_of_twenty_on_the_cpu_engine(tmp_path: Path, name: str) -> None:
@@ -177,12 +184,13 @@ async def test_nineteen_of_twenty_on_the_cpu_engine(tmp_path: Path, name: str) -
     from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 
     case, room = CASES[name], asyncio.Semaphore(4)
+    case = replace(case, fault=case.fault.replace("batch=4", "hazard=0.1"))  # luck, where CI has none
 
     async def one(seed: int) -> bool:
         async with room:
             folder = tmp_path / str(seed)
             folder.mkdir()
             make_tiny_model(folder / "model", TinyModelConfig(seed=1))
-            return right(await found(folder, case, kind="cpu", engines=2, time_scale=SCALE / 4), case)
+            return right(await found(folder, case, seed=seed, kind="cpu", engines=2, time_scale=SCALE / 4), case)
 
     assert sum(await asyncio.gather(*(one(seed) for seed in range(20)))) >= 19
