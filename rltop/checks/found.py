@@ -34,7 +34,7 @@ LOG_KINDS: Mapping[str, str] = {
     "over_length": "a request was refused for its token count: message",
     "release": "memory of an engine was released: tags",
     "memory_held": "memory that a release should have freed: device, after_s, engines, holders, processes (pid -> GB)",
-    "token_zero": "an engine answered nothing but token 0: engine_id, samples, rollout",
+    "no_weights": "an engine answered as it does without weights: engine_id, how, samples, rollout",
     "resume": "memory of an engine was brought back: tags",
 }
 """Kinds of log events that the rules over files read, and the keys of `data`. Other recognisers add their own."""

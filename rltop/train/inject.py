@@ -62,7 +62,7 @@ _KINDS = (
         "swap",
         0,
         False,
-        "one engine is released and resumed after the weight update (with --offload-rollout): it answers token 0",
+        "one engine is released and resumed after the weight update (with --offload-rollout): it has no weights",
     ),
 )
 START = -1

@@ -147,13 +147,14 @@ class Holding:
 
     engine: str
     pid: int
+    """Of its process that let go of least."""
     device: str
     """`cpu` or `gpu`."""
     before_gb: float
     """Before its release."""
     now_gb: float
     said_gb: float
-    """Weights and KV pool, in its own words."""
+    """Weights and KV pool of a rank, in its own words."""
     held: bool
     """It did not let go."""
 

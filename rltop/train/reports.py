@@ -8,7 +8,7 @@ from rltop.train.arguments import TrainConfig
 from rltop.train.dump import Dumped
 from rltop.train.narrator import Narrator
 from rltop.train.ports import RolloutBatch
-from rltop.train.sample import evaluation_metrics, generation_metrics, only_token_zero, pass_rates
+from rltop.train.sample import evaluation_metrics, generation_metrics, pass_rates, without_weights
 
 if TYPE_CHECKING:
     from rltop.train.loop import History
@@ -19,10 +19,10 @@ DUMPS_LOST = "perf/dumps_lost"
 
 def report_generation(narrator: Narrator, config: TrainConfig, batch: RolloutBatch) -> None:
     """The line `perf N` of the rollout side; before it, which engines answer as if they had no weights."""
-    for engine, count in only_token_zero(batch.samples).items():
+    for engine, (how, count) in without_weights(batch.samples).items():
         narrator.log(
             "error",
-            f"Engine {engine} answered token 0 alone in all {count} samples of rollout {batch.rollout_id}: "
+            f"Engine {engine} {how} in all {count} samples of rollout {batch.rollout_id}: "
             "it has no weights. Was its memory resumed without an update?",
         )
     metrics = generation_metrics(

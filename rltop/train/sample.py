@@ -127,16 +127,30 @@ def generation_metrics(samples: Sequence[Sample], *, group_size: int, seconds: f
     return metrics | zero_spread_groups([s.reward for s in samples], group_size)
 
 
-def only_token_zero(samples: Sequence[Sample]) -> dict[str, int]:
-    """Engine -> how many samples it made, for those whose every token is 0: what SGLang answers without weights."""
+FEW_TOKENS = 8
+"""Below so many tokens of an engine equal numbers prove nothing."""
+SAME_NATS = 1e-3
+
+
+def without_weights(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
+    """Engine -> how its answers show that it has no weights, and how many samples it made.
+
+    SGLang whose weights were released, resumed and not updated holds zeros (0.5.14): all logits are equal, so greedy
+    requests get token 0 for ever, and sampled ones any token with the log-prob -ln(vocabulary), every time.
+    """
     made: dict[str, list[Sample]] = {}
     for sample in samples:
         made.setdefault(sample.engine, []).append(sample)
-    return {
-        engine: len(own)
-        for engine, own in made.items()
-        if sum(len(sample.response_ids) for sample in own) > len(own) > 1 and not any(any(s.response_ids) for s in own)
-    }
+    found: dict[str, tuple[str, int]] = {}
+    for engine, own in made.items():
+        values = [value for sample in own for value in sample.rollout_log_probs]
+        if len(own) < 2 or sum(len(sample.response_ids) for sample in own) < FEW_TOKENS:
+            continue
+        if not any(any(sample.response_ids) for sample in own):
+            found[engine] = ("answered token 0 alone", len(own))
+        elif len(values) >= FEW_TOKENS and min(values) < -1.0 and max(values) - min(values) < SAME_NATS:
+            found[engine] = (f"gave every token the log-prob {values[0]:.4f}", len(own))
+    return found
 
 
 def pass_rates(rewards: Sequence[float], group_size: int) -> dict[str, float]:

@@ -299,7 +299,8 @@ def test_memory_that_the_trainer_found_held_fails_with_phase_device_and_process(
 def test_token_0_after_a_resume_is_named_as_that_and_not_as_garble(seen: str) -> None:
     zeros = [sample("!" * 20, rollout_id=1, index=i, token_ids=[0] * 20, engine="1") for i in range(3)]
     zeros += [sample(rollout_id=1, index=9, token_ids=[5, 6, 7, 8] * 5, engine="0")]
-    line = event("token_zero", owner="trainer", engine_id="1", samples=3, rollout=1)
+    how = "answered token 0 alone"
+    line = event("no_weights", owner="trainer", engine_id="1", how=how, samples=3, rollout=1)
     rows = [*steps(3), *(zeros if seen == "samples" else [])]
     found = verdict("train.colocate-swap", obs(*rows, flags=COLOCATE, events=(line,) if seen == "log" else ()))
     assert (found.status, found.engine, found.rollout) == ("fail", "1", 1)

@@ -57,3 +57,33 @@ def test_a_scheduler_exception_after_a_release_is_no_illegal_access(tmp_path: Pa
     found = judged("sglang_health_after_release.log", tmp_path)
     assert "engine.ima" not in found
     assert "ValueError" in found["engine.died"].cause
+
+
+def colocated(name: str, tmp_path: Path) -> dict[str, Verdict]:
+    """Verdicts on a colocated run of real SGLang 0.5.14 and Megatron-Core 0.19.2 on an H200."""
+    (tmp_path / "engines" / "0" / "1").mkdir(parents=True)
+    shutil.copy(LOGS / "colocate" / f"{name}.trainer.log", tmp_path / "trainer.log")
+    shutil.copy(LOGS / "colocate" / f"{name}.engine.log", tmp_path / "engines" / "0" / "1" / "stdout.log")
+    return {v.id: v for v in evaluate(collect([tmp_path])).verdicts}
+
+
+def test_a_real_run_that_takes_turns_passes(tmp_path: Path) -> None:
+    found = colocated("two_turns", tmp_path)
+    assert found["train.colocate-swap"].status == found["engine.resume-order"].status == "pass"
+    assert not [v for v in found.values() if v.status in ("warn", "fail")]
+
+
+def test_a_real_engine_without_weights_is_named_as_that(tmp_path: Path) -> None:
+    """Its text is garbage and its log-probs are all -ln(512): the planted fault, not the sync."""
+    found = colocated("no_update", tmp_path)
+    swap = found["train.colocate-swap"]
+    assert (swap.status, swap.rollout, swap.engine) == ("fail", 1, "0")
+    assert "gave every token the log-prob -6.2383 in all 64 of its samples of rollout 1" in swap.cause
+    assert swap.consequence_of == ("engine.resume-order",)
+    assert found["logprob.train-rollout"].consequence_of == ("train.colocate-swap",)
+
+
+def test_a_real_late_release_is_named_with_process_and_size(tmp_path: Path) -> None:
+    swap = colocated("late_release", tmp_path)["train.colocate-swap"]
+    assert (swap.status, swap.engine, swap.consequence_of) == ("fail", "0", ())
+    assert "memory of device gpu was still held by engine 0 (pid 1236: 1.441 GB), 3 s after the release" in swap.cause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,10 @@ class Device:
     def __init__(self, falls: dict[str, int], said_gb: float = 1.0) -> None:
         self.falls, self.looks, self.said_gb = falls, dict[str, int](), said_gb
 
-    def footprint(self, engine: EngineFacts) -> float:
+    def footprint(self, engine: EngineFacts) -> dict[int, float]:
+        """Two ranks and a process that has nothing of it; the second rank is the one that is late."""
         looks = self.looks[engine.id] = self.looks.get(engine.id, -1) + 1  # the first is before the release
-        return 0.3 if looks > self.falls[engine.id] else 1.3
+        return {1: 1.3 if looks == 0 else 0.3, 2: 0.3 if looks > self.falls[engine.id] else 1.3, 3: 0.1}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,18 @@ def test_who_has_let_go_is_measured_and_given_a_moment(
         sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
     )
     memory.release([ENGINE, dataclasses.replace(ENGINE, id="1")])
-    assert [one.engine for one in memory.holdings() if one.held] == held
+    found = [one for one in memory.holdings() if one.held]
+    assert [(one.engine, one.pid, one.now_gb) for one in found] == [(name, 2, 1.3) for name in held]
+
+
+def test_what_an_engine_says_of_itself_may_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three engines that started at once on an H200: 0.93 GiB were said, 1.441 became 1.010."""
+    monkeypatch.setattr("rltop.train.engine_memory._says_it_holds", lambda engine: 0.93)
+    monkeypatch.setattr("rltop.train.engine_memory._together", lambda engines, work: {})
+    sizes = iter([{7: 1.441}, {7: 1.010}])
+    memory = EngineMemory(footprint=lambda engine: next(sizes))
+    memory.release([ENGINE])
+    assert [one.held for one in memory.holdings()] == [False]
 
 
 def test_what_cannot_be_seen_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +206,10 @@ def test_the_planted_faults_are_said_in_words_that_the_checks_read(tmp_path: Pat
     config = dataclasses.replace(SMALL, colocate=True, use_kl_loss=False)
     console.clear()
     run_locally(dataclasses.replace(config, inject=("no-update-after-resume",)), tmp_path / "empty")
-    (line,) = [text for text in console if "token 0 alone" in text]
-    assert events(line, "token_zero")[0].data == {"engine_id": "0", "samples": 16, "rollout": 1}
+    (line,) = [text for text in console if "it has no weights" in text]
+    vocabulary = 260
+    how = f"gave every token the log-prob {-math.log(vocabulary):.4f}"
+    assert events(line, "no_weights")[0].data == {"engine_id": "0", "how": how, "samples": 16, "rollout": 1}
     console.clear()
     with pytest.raises(RltopError, match="still holds the memory"):
         run_locally(dataclasses.replace(config, inject=("late-release@0",)), tmp_path / "late")

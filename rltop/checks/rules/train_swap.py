@@ -3,7 +3,7 @@
 Trainer and engines share GPUs and wake each other up. The first wake-up of each side is in step 2, so one clean step
 proves nothing; split debugging runs do not test it at all. Three ways to fail: memory that one side still held when
 the other took its own (an out-of-memory error, or rltop's trainer that measured it before), a death between the two
-steps, and an engine that was resumed but got no weights: real SGLang then answers token 0 without any error.
+steps, and an engine that was resumed but got no weights: real SGLang then answers nonsense without any error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rltop.checks.verdict import Confidence, Evidence, Verdict
 
 ID = "train.colocate-swap"
 _SHARING = ("colocate", "offload", "offload_rollout", "offload_train")
-_SEEN = ("memory_saver", "release", "resume", "memory_held", "token_zero")
+_SEEN = ("memory_saver", "release", "resume", "memory_held", "no_weights")
 _FEWEST = 2
 """Samples of an engine in a rollout that must all be token 0: one may be an accident."""
 _RESUME = re.compile(r"resume|wake_up|onload|reload_process_groups|torch_memory_saver", re.I)
@@ -99,7 +99,7 @@ def _still_held(obs: Observations, event: LogEvent) -> Verdict:
 
 
 def _empty(obs: Observations, t: Thresholds) -> Verdict | None:
-    """An engine that answers nothing but token 0: resumed, and not updated."""
+    """An engine that answers as it does without weights: resumed, and not updated."""
     by_sample: dict[tuple[int, int], list[Sample]] = {}
     for sample in obs.samples:
         by_sample.setdefault((sample.segment, sample.rollout_id or 0), []).append(sample)
@@ -107,10 +107,11 @@ def _empty(obs: Observations, t: Thresholds) -> Verdict | None:
         for engine in sorted({sample.engine for sample in samples}):
             own = [sample for sample in samples if sample.engine == engine]
             if len(own) >= _FEWEST and all(_zeros(sample, t) for sample in own):
-                return _no_update(obs, engine, rollout, f"all {len(own)} of its samples", of_samples(own[:2]))
-    for event in of_kind(obs, "token_zero"):
-        what = f"all {whole(event, 'samples') or 0} of its samples"
-        return _no_update(obs, word(event, "engine_id"), whole(event, "rollout"), what, (of_event(event),))
+                how = f"answered token 0 alone in all {len(own)} of its samples"
+                return _no_update(obs, engine, rollout, how, of_samples(own[:2]))
+    for event in of_kind(obs, "no_weights"):
+        how = f"{word(event, 'how')} in all {whole(event, 'samples') or 0} of its samples"
+        return _no_update(obs, word(event, "engine_id"), whole(event, "rollout"), how, (of_event(event),))
     return None
 
 
@@ -119,7 +120,7 @@ def _zeros(sample: Sample, t: Thresholds) -> bool:
     return text.top_id == 0 and text.top_id_share >= 1.0 and text.counted_ids >= t.text_repeat_least
 
 
-def _no_update(obs: Observations, engine: str, rollout: int | None, what: str, evidence: Iterable[Evidence]) -> Verdict:
+def _no_update(obs: Observations, engine: str, rollout: int | None, how: str, evidence: Iterable[Evidence]) -> Verdict:
     who_is_it = f"Engine {engine}" if engine else "The engine"
     when = f" of rollout {rollout}" if rollout is not None else ""
     return Verdict(
@@ -127,11 +128,12 @@ def _no_update(obs: Observations, engine: str, rollout: int | None, what: str, e
         "fail",
         rollout=rollout,
         engine=engine or None,
-        value={"phase": "resume", "pattern": "token-0", "engine": engine},
+        value={"phase": "resume", "pattern": "no-weights", "engine": engine},
         threshold="an update between resume(weights) and the first request",
         evidence=(*evidence, *of_flags(obs.args, "colocate")),
-        cause=f"{who_is_it} answered token 0 alone in {what}{when}: its weights were released and resumed, and no "
-        "update followed. SGLang says no error then, and its version label stays: this is no spoilt conversion.",
+        cause=f"{who_is_it} {how}{when}: its weights were released and resumed, and no update followed. Then all "
+        "logits are equal: greedy requests get token 0, sampled ones any token. SGLang says no error, and its version "
+        "label stays: this is no spoilt conversion.",
         advice=(
             "order: release, resume weights, update, resume kv_cache, generate",
             "/weights_checker compare after the resume shows it before any request",

@@ -73,23 +73,29 @@ def memory_held(line: Line) -> Mapping[str, object] | None:
     }
 
 
-_ZERO = re.compile(
-    r"Engine (?P<engine>\S+) answered token 0 alone in all (?P<samples>\d+) samples of rollout (?P<rollout>\d+)"
+_EMPTY = re.compile(
+    r"Engine (?P<engine>\S+) (?P<how>answered token 0 alone|gave every token the log-prob -[\d.]+) "
+    r"in all (?P<samples>\d+) samples of rollout (?P<rollout>\d+)"
 )
 
 
-def token_zero(line: Line) -> Mapping[str, object] | None:
-    """rltop's trainer got nothing but token 0 from an engine: engine_id, samples, rollout."""
-    found = _ZERO.search(line.text)
+def no_weights(line: Line) -> Mapping[str, object] | None:
+    """rltop's trainer got answers of an engine without weights: engine_id, how, samples, rollout."""
+    found = _EMPTY.search(line.text)
     if found is None:
         return None
-    return {"engine_id": found["engine"], "samples": int(found["samples"]), "rollout": int(found["rollout"])}
+    return {
+        "engine_id": found["engine"],
+        "how": found["how"],
+        "samples": int(found["samples"]),
+        "rollout": int(found["rollout"]),
+    }
 
 
 RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("ckpt_loaded", ("loaded checkpoint", "egatron"), _loaded),
     Recogniser("memory_held", ("is still held",), memory_held),
-    Recogniser("token_zero", ("answered token",), token_zero),
+    Recogniser("no_weights", ("answered token", "gave every token"), no_weights),
     Recogniser("ckpt_saved", ("successfully saved checkpoint",), _saved),
     Recogniser(
         "startup",

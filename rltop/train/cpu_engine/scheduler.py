@@ -84,7 +84,7 @@ class Scheduler:
         self.profile: Profile | None = None
         """Runs over the batches until it stops by itself. Only this thread's."""
         self.token_zero = False
-        """Every token is 0: released weights came back without an update."""
+        """Every token is 0, also a sampled one: an injected fault."""
         self.pool = pool
         """The KV pool, where it can be released; without one every slab has memory of its own."""
         self._model, self._endings, self._limits = model, endings, limits
@@ -228,11 +228,12 @@ class Scheduler:
         return True
 
     def take_back(self, tags: Collection[str]) -> None:
-        """Take released memory again. The weights in it are lost: until the next update every token is 0."""
+        """Take released memory again. The weights in it are zeros until the next update, and no error says so: greedy
+        requests get token 0, sampled ones any token with equal chances, as of real SGLang."""
         if "kv_cache" in tags and self.pool is not None:
             self.pool.resume()
-        if "weights" in tags and self.live.resume():
-            self.token_zero = True
+        if "weights" in tags:
+            self.live.resume()
 
     def set_version(self, version: str) -> None:
         """Change the label; samples that already have tokens remember which label those tokens had."""
