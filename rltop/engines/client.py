@@ -152,6 +152,17 @@ class EngineClient:
         """Send tensors (Hugging Face names) by value, for one tensor-parallel rank."""
         self._run(update_from_tensor_flow(self.url, _serialized(named), version, flush=flush))
 
+    def update_weights_from_shared(
+        self, named: Iterable[tuple[str, Tensor]], version: str, *, flush: bool = True
+    ) -> None:
+        """Let an SGLang on the same GPU copy these CUDA tensors itself (CUDA IPC), for one tensor-parallel rank."""
+        from rltop.engines.weights import buckets, serialize_shared
+
+        for piece, last in buckets(named):
+            bucket = serialize_shared(piece)
+            self._run(update_from_tensor_flow(self.url, bucket.text, version, flush=flush and last))
+            del bucket  # kept until the engine had answered
+
     def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """`/weights_checker`. Raises `EngineRefused` with the tensors' names when `compare` finds a difference."""
         return _object(self._json(checker_call(action)))

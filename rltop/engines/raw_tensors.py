@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rltop.engines.torch_hash import SMALLEST_BYTES, tile_sums, torch_with_cuda
 from rltop.errors import RltopError
 from rltop.evidence.hf import header_of
 
@@ -243,6 +244,20 @@ def gpu_digest(chunks: Chunks) -> str:
     finaliser; a tile of 8192 words adds up its words modulo 2^32, mixes in the number of bytes of the whole tensor, and
     gives 64 bits; tiles are added modulo 2^64 and splitmix64's finaliser ends it. Needs numpy.
     """
+    if (torch := torch_with_cuda()) is not None:
+        data = bytearray().join(chunks)
+        return _digest_on_gpu(torch, data) if len(data) >= SMALLEST_BYTES else gpu_digest_here([bytes(data)])
+    return gpu_digest_here(chunks)
+
+
+def _digest_on_gpu(torch: Any, data: bytearray, device: str = "cuda") -> str:
+    data += b"\0" * (-len(data) % 4)
+    sums = tile_sums(torch, data, device, tile=TILE_WORDS, seeds=_SEEDS, factors=_POSITION, turns=_TURN)
+    return _ended(_numpy().array(sums, dtype=_numpy().uint32), len(data) // 4)
+
+
+def gpu_digest_here(chunks: Chunks) -> str:
+    """`gpu_digest` with numpy."""
     np = _numpy()
     step, rest, count = 4 * TILE_WORDS * _BLOCK_TILES, bytearray(), 0
     sums: list[Array] = []
@@ -266,9 +281,13 @@ def gpu_digest(chunks: Chunks) -> str:
         rest += b"\0" * (-len(rest) % 4)
         sums.append(_tile_sums(np.frombuffer(rest, "<u4"), count))
         count += len(rest) // 4
-    if not count:
-        return f"{0:016x}"
-    every = np.concatenate(sums, axis=1) ^ np.uint32(count * 4 & _MASK32)
+    return _ended(np.concatenate(sums, axis=1), count) if count else f"{0:016x}"
+
+
+def _ended(sums: Array, count: int) -> str:
+    """From `[2, tiles]` sums and the number of words."""
+    np = _numpy()
+    every = sums ^ np.uint32(count * 4 & _MASK32)
     high, low = (_mix(every[at].copy()).astype(np.uint64) for at in range(2))
     total = int(((high << np.uint64(32)) | low).sum(dtype=np.uint64))
     return f"{_splitmix64(total):016x}"

@@ -20,7 +20,9 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ from rltop.errors import RltopError
 WEIGHT_DIRECTORY = "weight_v{version:06d}"
 """slime's name for one published version."""
 
+PARALLEL_BYTES = 64 << 20
+"""From so many bytes on, digests are worth threads."""
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
@@ -48,6 +52,66 @@ def serialize(named: NamedTensors) -> str:
     """
     plain = [(name, tensor.detach().to("cpu").contiguous()) for name, tensor in named]
     return base64.b64encode(pickle.dumps(plain, protocol=4)).decode("ascii")
+
+
+BUCKET_BYTES = 512 << 20
+"""Most bytes of tensors that are sent in one request by `serialize_shared`."""
+_IPC_ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One request's worth of tensors that a receiver on the same GPU opens where they lie."""
+
+    text: str
+    """As `serialize` gives it, with CUDA IPC handles in the place of the bytes."""
+    memory: Tensor
+    """What the handles lead to. It must live until the receiver has answered."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors, padding included."""
+        return self.memory.nbytes
+
+
+def buckets(named: NamedTensors, limit: int = BUCKET_BYTES) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
+    """The tensors in pieces of at most `limit` bytes (a larger one is alone), and whether it is the last piece."""
+    piece: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        if piece and size + tensor.nbytes > limit:
+            yield piece, False
+            piece, size = [], 0
+        piece.append((name, tensor.detach()))
+        size += tensor.nbytes
+    if piece:
+        yield piece, True
+
+
+def serialize_shared(named: Sequence[tuple[str, Tensor]]) -> Bucket:
+    """CUDA tensors by reference: torch's own IPC form, which SGLang's unpickler opens (`MultiprocessingSerializer`).
+
+    All are copied into one block first, so that there is one handle to open and nothing of the sender's own memory is
+    given away. Receiver and sender must see the GPU under the same number.
+    """
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing  # registers how tensors are reduced
+
+    places, size = [], 0
+    for _, tensor in named:
+        places.append(size)
+        size += -(-tensor.nbytes // _IPC_ALIGNMENT) * _IPC_ALIGNMENT
+    block = torch.empty(size, dtype=torch.uint8, device=named[0][1].device)
+    shared = []
+    for (name, tensor), at in zip(named, places, strict=True):
+        view = block[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        shared.append((name, view.copy_(tensor)))
+    if block.is_cuda:
+        torch.cuda.synchronize(block.device)  # the receiver's stream knows nothing of ours
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(shared)
+    return Bucket(base64.b64encode(buffer.getvalue()).decode("ascii"), block)
 
 
 def deserialize(text: str) -> list[tuple[str, Tensor]]:
@@ -153,8 +217,12 @@ def digest(tensor: Tensor) -> str:
 
 
 def digest_tensors(named: NamedTensors) -> dict[str, str]:
-    """Name -> `digest`."""
-    return {name: digest(tensor) for name, tensor in named}
+    """Name -> `digest`. SHA-256 lets other threads run: a large model is hashed by as many as there are cores."""
+    every = list(named)
+    if sum(tensor.nbytes for _, tensor in every) < PARALLEL_BYTES:
+        return {name: digest(tensor) for name, tensor in every}
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="digest") as pool:
+        return dict(zip((name for name, _ in every), pool.map(digest, (tensor for _, tensor in every)), strict=True))
 
 
 def overall_digest(digests: Mapping[str, str]) -> str:

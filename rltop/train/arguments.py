@@ -18,6 +18,7 @@ from rltop.train.layout import Layout
 EngineKind = Literal["cpu", "sglang"]
 Transport = Literal["disk", "tensor"]
 KlLossType = Literal["k1", "k2", "k3", "low_var_kl"]
+TransformerImpl = Literal["local", "transformer_engine"]
 LogProbsPass = Literal["always", "auto"]
 Mode = Literal["full", "rollout-only", "train-only"]
 SGLANG_PREFIX = "--sglang-"
@@ -52,6 +53,11 @@ class TrainConfig:
     """Stages, each with an equal run of layers. What the two sizes leave of the ranks is data parallel."""
     context_parallel_size: int = 1
     """Must be 1: this trainer does not split sequences."""
+
+    transformer_impl: TransformerImpl = "local"
+    """Megatron's layer spec: local, or transformer_engine, which needs a GPU and TransformerEngine."""
+    bf16: bool = False
+    """Train in bfloat16, with fp32 gradients and master weights; without it in fp32."""
 
     colocate: bool = False
     """Trainer and engines share their devices: both offload between their turns, unless told otherwise below."""

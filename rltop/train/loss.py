@@ -81,12 +81,23 @@ def group_advantages(rewards: Sequence[float], group_size: int, *, divide_by_std
     return advantages
 
 
-def token_log_probs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """`logits [tokens, vocabulary]`, `targets [tokens]` -> log-probs of the targets and entropy (nats), `[tokens]`."""
-    log_probs = torch.log_softmax(logits / temperature, dim=-1)
+def token_log_probs(
+    logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = True
+) -> tuple[Tensor, Tensor]:
+    """`logits [tokens, vocabulary]`, `targets [tokens]` -> log-probs of the targets and entropy (nats), `[tokens]`.
+
+    In fp32 whatever the logits are in: a sum over a vocabulary of bf16 numbers is no log-prob. Without
+    `entropy_gradient` the entropy is a measurement: with a large vocabulary its graph would be most of the memory.
+    """
+    if temperature == 1.0:
+        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    else:
+        log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
     chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
-    return chosen, entropy
+    if entropy_gradient:
+        return chosen, -(log_probs.exp() * log_probs).sum(dim=-1)
+    measured = log_probs.detach()
+    return chosen, -measured.exp().mul_(measured).sum(dim=-1)
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tensor:

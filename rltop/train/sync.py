@@ -146,17 +146,21 @@ def push(
     planted: bool,
     truth: Truth | None = None,
     suspects: Suspects | None = None,
+    shared: bool = False,
 ) -> SyncReport:
     """Bring `pushed` to every engine as `version`, then compare what each holds with `held`.
 
     directory: the published version, for the disk transport. planted: a fault was planted in this push. truth: of
-    `held`, if it is there already. An engine that refuses, or does not answer, is in the report, not an exception.
+    `held`, if it is there already. shared: the engines are on this GPU and open the tensors where they lie. An engine
+    that refuses, or does not answer, is in the report, not an exception.
     """
 
     def bring(client: EngineClient) -> Failure | None:
         try:
             if directory is not None:
                 client.update_weights_from_disk(directory, version)
+            elif shared:
+                client.update_weights_from_shared(named(pushed), version)
             else:
                 client.update_weights_from_tensor(named(pushed), version)
         except (EngineRefused, EngineUnreachable) as error:

@@ -51,10 +51,18 @@ class TinyModelConfig:
     head_dim: int = 16
     max_positions: int = 1024
     rope_theta: float = 10_000.0
+    vocab_rows: int = 0
+    """Rows of the embedding; 0: as many as the tokenizer has tokens. More have no text: the size of a real model."""
     seed: int = 0
     """Two checkpoints of one seed and shape are equal bit for bit."""
 
     def __post_init__(self) -> None:
+        if 0 < self.vocab_rows < 256 + len(SPECIAL_TOKENS):
+            raise RltopError(
+                "a vocabulary smaller than the tokenizer's",
+                where="TinyModelConfig.vocab_rows",
+                why=f"{self.vocab_rows} rows for {256 + len(SPECIAL_TOKENS)} tokens",
+            )
         if self.num_heads % self.num_kv_heads:
             raise RltopError(
                 "attention heads do not divide into groups",
@@ -71,8 +79,8 @@ class TinyModelConfig:
 
     @property
     def vocab_size(self) -> int:
-        """256 bytes and the special tokens."""
-        return 256 + len(SPECIAL_TOKENS)
+        """256 bytes and the special tokens, or `vocab_rows`."""
+        return self.vocab_rows or 256 + len(SPECIAL_TOKENS)
 
 
 def make_tiny_model(directory: Path, config: TinyModelConfig | None = None) -> Path:

@@ -92,6 +92,7 @@ class TrainActor:
         """
         from rltop.train.inject import parse_fault
         from rltop.train.megatron.backend import BackendConfig, MegatronBackend
+        from rltop.train.megatron.model import Build
         from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 
         config = self._config
@@ -112,6 +113,7 @@ class TrainActor:
                 temperature=config.rollout_temperature,
                 max_tokens_per_micro_batch=config.max_tokens_per_gpu,
                 global_batch_size=config.step_size,
+                build=Build(config.transformer_impl, config.bf16),
             ),
             faults=self._faults,
             place=self._place,
@@ -344,9 +346,16 @@ class TrainActor:
             planted=pushed is not held or lost,
             truth=truth,
             suspects=Suspects(memory or Memory(), shapes=self._shapes(), resets=resets or {}),
+            shared=self._shares_gpu,
         )
         self._remember(version, truth)
         return report, truth
+
+    @property
+    def _shares_gpu(self) -> bool:
+        """Whether the engines can open this process's tensors where they lie. The stand-in takes them by value."""
+        config = self._config
+        return config.engine == "sglang" and config.colocate and self._offload.device.type == "cuda"
 
     def _truth(self, held: Stages) -> Truth:
         from rltop.train.sync import Truth

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from rltop.engines import raw_tensors
 from rltop.engines.weights import (
+    buckets,
     checksum_differences,
     deserialize,
     digest_tensors,
@@ -175,3 +178,16 @@ def test_a_checksum_answer_of_either_engine_is_compared_under_its_own_names() ->
     broken = weights | {"model.layers.0.self_attn.k_proj.weight": torch.zeros(32, 64)}
     fused = {"ranks": [{"checksums": sglang_digests(weights.items())}]}
     assert checksum_differences(broken.items(), fused) == ["model.layers.0.self_attn.qkv_proj.weight"]
+
+
+def test_tensors_are_sent_in_buckets_and_the_last_one_is_known() -> None:
+    named = [(f"t{at}", torch.zeros(size)) for at, size in enumerate((10, 20, 30, 100, 5))]
+    pieces = [([name for name, _ in piece], last) for piece, last in buckets(named, limit=240)]
+    assert pieces == [(["t0", "t1", "t2"], False), (["t3"], False), (["t4"], True)]
+    assert list(buckets([])) == []
+
+
+@pytest.mark.parametrize("size", [1, 4, 8192 * 4, 8192 * 4 * 3 + 10, (1 << 20) + 6])
+def test_a_gpu_s_hash_is_the_same_in_torch_and_numpy(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    assert raw_tensors._digest_on_gpu(torch, bytearray(data), "cpu") == raw_tensors.gpu_digest_here([data])

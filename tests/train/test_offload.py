@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rltop.errors import RltopError
 from rltop.train.loss import LossConfig
 from rltop.train.megatron.backend import BackendConfig, MegatronBackend
 from rltop.train.megatron.batching import TrainSample
+from rltop.train.megatron.model import Build
 from rltop.train.offload import Offload, Part, memory_now
 from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 
@@ -102,3 +104,40 @@ def test_memory_is_told_under_slimes_names() -> None:
     names = "gpu total_GB free_GB used_GB allocated_GB reserved_GB host_total_GB host_available_GB host_used_GB"
     assert list(told) == [*names.split(), "host_free_GB"]
     assert told["gpu"] == "cpu"
+
+
+def test_in_bf16_the_first_step_goes_on_from_the_cold_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy's optimizer has fp32 weights of its own, made before the cold start: on an H200 the first step put the
+    initial weights back, and a reward of 0.92 became 0. Megatron refuses CPU tensors by the name of their type only."""
+    plain = torch.Tensor.type
+
+    def as_cuda(tensor: Tensor, *args: object, **kw: object) -> object:
+        found = plain(tensor, *args, **kw)  # type: ignore[call-overload]  # passed on as it came
+        return found if args or kw else found.replace("torch.", "torch.cuda.")
+
+    monkeypatch.setattr("rltop.train.megatron.backend.refuse_on_cpu", lambda build: None)
+    monkeypatch.setattr(torch.Tensor, "type", as_cuda)
+    checkpoint = make_tiny_model(tmp_path / "tiny", TinyModelConfig(seed=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # bf16 has no fused kernels on a CPU
+        backend = MegatronBackend(checkpoint, config=BackendConfig(lr=1e-9, build=Build(bf16=True)))
+        assert "bf16" in backend.description
+        assert {tensor.dtype for _, tensor in backend.hf_tensors()} == {torch.bfloat16}
+        initial = {name: tensor.clone() for name, tensor in backend.hf_tensors()}
+        samples = [TrainSample(tokens=(1, 5, 9, 4, 7), response_length=3, advantage=a) for a in (0.5, -0.5)]
+        backend.cold_start(samples, 3, 3e-2, batch_size=2)
+        learnt = {name: tensor.clone() for name, tensor in backend.hf_tensors()}
+        assert any(not torch.equal(tensor, initial[name]) for name, tensor in learnt.items())
+        backend.train_step(samples, LossConfig())
+        assert all(torch.equal(tensor, learnt[name]) for name, tensor in backend.hf_tensors())
+
+
+@pytest.mark.parametrize(
+    ("build", "flag"), [(Build(bf16=True), "--bf16"), (Build("transformer_engine"), "--transformer-impl")]
+)
+def test_what_only_a_gpu_has_is_refused_on_a_cpu(tmp_path: Path, build: Build, flag: str) -> None:
+    checkpoint = make_tiny_model(tmp_path / "tiny", TinyModelConfig(seed=3))
+    with pytest.raises(RltopError) as caught:
+        MegatronBackend(checkpoint, config=BackendConfig(build=build))
+    assert flag in str(caught.value.where)
+    assert caught.value.exit_code == 2

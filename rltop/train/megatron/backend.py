@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,16 +40,19 @@ from rltop.train.megatron.checkpoint import TrainState
 from rltop.train.megatron.compat import load_megatron, quietly
 from rltop.train.megatron.hf_checkpoint import ModelShape, read_shape, read_weights, write_checkpoint
 from rltop.train.megatron.model import (
+    Build,
     build_model,
     config_of,
     gather_stages,
     local_weights,
     put_weights,
+    refuse_on_cpu,
+    transformer_engine,
     wrap_ddp,
 )
 from rltop.train.megatron.ranks import join_ranks
 from rltop.train.megatron.terms import flat, token_terms
-from rltop.train.megatron.vocab_parallel import sharded_log_probs
+from rltop.train.megatron.vocab_parallel import rows_of, sharded_log_probs
 from rltop.train.offload import Offload, Part
 from rltop.train.resume import Checkpoint
 
@@ -92,6 +95,8 @@ class BackendConfig:
     global_batch_size: int | None = None
     """Samples of one optimizer step. Set it when a rollout has several steps, so that the log-prob passes over the
     whole rollout are cut into the same micro-batches as the steps; None: a rollout is one step."""
+    build: Build = field(default_factory=Build)
+    """Layer spec and precision."""
     threads: int = 1
     """Torch threads of this process. Tiny models are slower with two, many times so on a busy machine."""
 
@@ -125,6 +130,7 @@ class MegatronBackend:
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses cuBLAS without it
+            os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # TransformerEngine's attention
         self.config = config
         self.shape = read_shape(hf_checkpoint)
         check_layout(place.layout, _divisible(self.shape), where=str(hf_checkpoint))
@@ -132,9 +138,13 @@ class MegatronBackend:
         self._faults = tuple(faults)
         weights = read_weights(hf_checkpoint)
         self._megatron = load_megatron()
+        if self._megatron.on_cpu:
+            refuse_on_cpu(config.build)
+        fused = config.build.transformer_impl == "transformer_engine"
+        self._spec = f"TransformerEngine {transformer_engine(self._megatron.on_cpu)}" if fused else "local spec"
         self.ranks = join_ranks(self._megatron, place, seed=config.seed, store=store)
         self._device = self.ranks.device
-        self._model = build_model(self._megatron, self.shape, place)
+        self._model = build_model(self._megatron, self.shape, place, config.build)
         put_weights(self._model, local_weights(self._model, weights, self.shape, place))
         self._ddp = wrap_ddp(self._megatron, self._model)
         config_of(self._model).finalize_model_grads_func = self._megatron.finalize_grads
@@ -144,6 +154,8 @@ class MegatronBackend:
         self._reference: dict[str, Tensor] = {}
         self._steps = 0
         self._nan_planted = False
+        if not self._megatron.on_cpu:
+            _take_workspaces(self._device, config.build.dtype)
 
     @property
     def description(self) -> str:
@@ -151,7 +163,10 @@ class MegatronBackend:
         where = "cpu/gloo" if self._megatron.on_cpu else "cuda/nccl"
         layout = self.ranks.place.layout
         split = f", {layout}" if layout.world > 1 else ""
-        return f"megatron-core {self._megatron.version}, local spec, {where}{split}, fp32, padded micro-batches"
+        precision = "bf16" if self.config.build.bf16 else "fp32"
+        return (
+            f"megatron-core {self._megatron.version}, {self._spec}, {where}{split}, {precision}, padded micro-batches"
+        )
 
     # --- reference --------------------------------------------------------------------------------------------------
 
@@ -168,7 +183,9 @@ class MegatronBackend:
             )
         weights = read_weights(hf_checkpoint)
         local = local_weights(self._model, weights, self.shape, self.ranks.place)
-        self._set_reference({name: tensor.to(self._device, torch.float32, copy=True) for name, tensor in local.items()})
+        self._set_reference(
+            {name: tensor.to(self._device, self.config.build.dtype, copy=True) for name, tensor in local.items()}
+        )
 
     def _set_reference(self, reference: dict[str, Tensor]) -> None:
         if any(fault.name == "ref-perturb" for fault in self._faults):
@@ -227,6 +244,7 @@ class MegatronBackend:
         far is taken. `capture` gets what the step's own forward saw of every sample, in the given order; it must be
         wanted on all ranks or on none.
         """
+        self._cold_optimizer = None  # its moments and master weights are of no use any more, and large
         rollout = self._steps if rollout_id is None else rollout_id
         batches = self._micro_batches(samples)
         summed = active(self._faults, "loss-sum", rollout)
@@ -247,7 +265,8 @@ class MegatronBackend:
             return share * scale, metrics | {"loss": metrics["loss"] * scale}
 
         self._set_lr(self._optimizer, self.config.lr * min(1.0, (self._steps + 1) / (self.config.lr_warmup_steps + 1)))
-        metrics = self._backward(batches, micro_loss, self._optimizer)
+        entropy_gradient = loss.entropy_coef != 0
+        metrics = self._backward(batches, micro_loss, self._optimizer, entropy_gradient=entropy_gradient)
         if active(self._faults, "nan-grad", rollout) and not self._nan_planted:
             poison(_gradients(self._model))
             self._nan_planted = True
@@ -280,7 +299,10 @@ class MegatronBackend:
         if self._cold_optimizer is None:
             self._cold_optimizer = self._make_optimizer(lr)
         self._set_lr(self._cold_optimizer, lr)
-        return [self._cold_step(self._draw(examples, batch_size)) for _ in range(steps)]
+        losses = [self._cold_step(self._draw(examples, batch_size)) for _ in range(steps)]
+        # In bf16 the policy's optimizer has fp32 weights of its own, which it would put back at its first step.
+        self._optimizer.reload_model_params()
+        return losses
 
     def _draw(self, examples: Sequence[HasTokens], batch_size: int) -> list[HasTokens]:
         order = torch.randperm(len(examples), generator=self._cold_random)
@@ -373,7 +395,9 @@ class MegatronBackend:
         total = max(1, sum(map(sum, masks))) if per_token else len(samples)
         return token_weights(masks, per_token=per_token, total=total)
 
-    def _forward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None) -> list[Any]:
+    def _forward(
+        self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None, *, entropy_gradient: bool = False
+    ) -> list[Any]:
         """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch.
 
         The list is empty on every pipeline stage but the last.
@@ -387,9 +411,14 @@ class MegatronBackend:
             logits = model(micro.tokens, micro.positions, micro.mask)
 
             def finish(output: Tensor, non_loss_data: bool = False) -> Any:
-                rows = output.reshape(-1, output.shape[-1])[micro.predicted_by]
+                rows = rows_of(output.reshape(-1, output.shape[-1]), micro.predicted_by)
                 log_probs, entropy = sharded_log_probs(
-                    rows, micro.targets, self.config.temperature, ranks=self.ranks, vocab_size=self.shape.vocab_size
+                    rows,
+                    micro.targets,
+                    self.config.temperature,
+                    ranks=self.ranks,
+                    vocab_size=self.shape.vocab_size,
+                    entropy_gradient=entropy_gradient,
                 )
                 if micro_loss is None or non_loss_data:
                     return log_probs
@@ -411,12 +440,14 @@ class MegatronBackend:
             )
         return result
 
-    def _backward(self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any) -> dict[str, float]:
+    def _backward(
+        self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any, *, entropy_gradient: bool = False
+    ) -> dict[str, float]:
         """Put the step's gradient into Megatron's buffer; returns the metrics, summed over all micro-batches."""
         ddp: Any = self._ddp
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
-        shares = self._forward(batches, micro_loss)
+        shares = self._forward(batches, micro_loss, entropy_gradient=entropy_gradient)
         mine = {name: sum(share[name].item() for share in shares) for name in shares[0]} if shares else {}
         return self.ranks.from_last_stage(self.ranks.sum_over_replicas(mine))
 
@@ -452,12 +483,24 @@ class MegatronBackend:
             adam_beta2=self.config.adam_beta2,
             adam_eps=self.config.adam_eps,
             clip_grad=self.config.clip_grad,
-            bf16=False,
+            bf16=self.config.build.bf16,
             fp16=False,
-            params_dtype=torch.float32,
+            params_dtype=self.config.build.dtype,
             use_distributed_optimizer=False,
         )
         return self._megatron.make_optimizer(config, [self._ddp], use_gloo_process_groups=False)
+
+
+def _take_workspaces(device: torch.device, dtype: torch.dtype) -> None:
+    """Have cuBLAS take its workspaces, one of this thread and one of the backward pass's, before anything is large.
+
+    Taken later they lie in the middle of a block that held logits, and `--offload-train` cannot give that block back:
+    4.1 GiB stayed with a model of 0.6 billion parameters.
+    """
+    for kind in {dtype, torch.float32}:
+        matrix = torch.ones(16, 16, device=device, dtype=kind, requires_grad=True)
+        (matrix @ matrix).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.cuda.synchronize(device)
 
 
 def _gradients(model: Any) -> Iterator[Tensor]:

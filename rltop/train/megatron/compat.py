@@ -49,6 +49,8 @@ class Megatron:
     transformer_config: Any
     gpt_model: Any
     local_layer_spec: Any
+    fused_layer_spec: Any
+    """TransformerEngine's; only where that is installed."""
     ddp: Any
     ddp_config: Any
     optimizer_config: Any
@@ -93,6 +95,7 @@ def load_megatron() -> Megatron:
             transformer_config=_get("transformer.transformer_config", "TransformerConfig"),
             gpt_model=_get("models.gpt", "GPTModel"),
             local_layer_spec=_get("models.gpt.gpt_layer_specs", "get_gpt_layer_local_spec"),
+            fused_layer_spec=_get("models.gpt.gpt_layer_specs", "get_gpt_layer_with_transformer_engine_spec"),
             ddp=_get("distributed", "DistributedDataParallel"),
             ddp_config=_get("distributed", "DistributedDataParallelConfig"),
             optimizer_config=_get("optimizer", "OptimizerConfig"),

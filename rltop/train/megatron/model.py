@@ -5,8 +5,11 @@ A rank builds its stage's layers and its share of each. Weights come out whole, 
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
@@ -27,10 +30,59 @@ from rltop.train.megatron.name_map import (
 from rltop.train.megatron.ranks import Ranks
 
 
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What the layers are made of."""
+
+    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    bf16: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters and activations."""
+        return torch.bfloat16 if self.bf16 else torch.float32
+
+
+def refuse_on_cpu(build: Build) -> None:
+    """Raise `RltopError` for a precision that Megatron's optimizer has on GPUs only."""
+    if build.bf16:
+        raise RltopError(
+            "bfloat16 training needs a GPU",
+            where="--bf16",
+            why="Megatron's optimizer with fp32 master weights takes CUDA tensors only",
+            do="leave --bf16 out: fp32 on the CPU",
+        )
+
+
+def transformer_engine(on_cpu: bool) -> str:
+    """TransformerEngine's version. Raises `RltopError` where it cannot be used."""
+    if on_cpu:
+        raise RltopError(
+            "TransformerEngine needs a GPU",
+            where="--transformer-impl transformer_engine",
+            why="torch sees no CUDA device here",
+            do="--transformer-impl local",
+        )
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+        return importlib.metadata.version("transformer_engine")
+    except (ImportError, OSError) as error:
+        raise RltopError(
+            "TransformerEngine cannot be used",
+            where="--transformer-impl transformer_engine",
+            why=str(error),
+            do="pip install 'rltop[gpu]', or --transformer-impl local",
+        ) from error
+
+
 @quietly()
-def build_model(megatron: Megatron, shape: ModelShape, place: Place) -> torch.nn.Module:
-    """A `GPTModel`: local layer spec, fp32, no dropout, no fused kernels. Its weights are undefined."""
-    layout = place.layout
+def build_model(megatron: Megatron, shape: ModelShape, place: Place, build: Build | None = None) -> torch.nn.Module:
+    """A `GPTModel` without dropout; with the local spec also without fused kernels. Its weights are undefined."""
+    layout, build = place.layout, build or Build()
+    if build.transformer_impl == "transformer_engine":
+        spec = megatron.fused_layer_spec(qk_layernorm=True)
+    else:
+        spec = megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm")
     config = megatron.transformer_config(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -46,8 +98,9 @@ def build_model(megatron: Megatron, shape: ModelShape, place: Place) -> torch.nn
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
+        params_dtype=build.dtype,
+        pipeline_dtype=build.dtype,
+        bf16=build.bf16,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         # Micro-batches differ in shape; the stages tell each other.
@@ -68,7 +121,7 @@ def build_model(megatron: Megatron, shape: ModelShape, place: Place) -> torch.nn
     )
     model: torch.nn.Module = megatron.gpt_model(
         config=config,
-        transformer_layer_spec=megatron.local_layer_spec(qk_layernorm=True, normalization="RMSNorm"),
+        transformer_layer_spec=spec,
         vocab_size=padded_vocabulary(shape.vocab_size, layout.tensor),
         max_sequence_length=shape.max_positions,
         pre_process=place.first_stage,
@@ -78,6 +131,8 @@ def build_model(megatron: Megatron, shape: ModelShape, place: Place) -> torch.nn
         rotary_base=shape.rope_theta,
     )
     for name, parameter in model.named_parameters():
+        # The local spec makes its norms in fp32 whatever it is told. Megatron's Float16Module does the same.
+        parameter.data = parameter.data.to(build.dtype)
         if is_split(name):
             # Megatron does this where it draws weights, which is left out here. Without it the gradient norm takes
             # every shard for a copy of the first.

@@ -30,8 +30,38 @@ class _Sum(torch.autograd.Function):
         return gradients[0], None
 
 
+class _Rows(torch.autograd.Function):
+    """Some rows, each at most once. torch's own backward of an index adds row by row, for rows that came twice: with
+    rows as long as a vocabulary that is a tenth of a train step."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = whole.shape
+        return whole.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (index,) = ctx.saved_tensors
+        whole = gradients[0].new_zeros(ctx.shape)
+        whole[index] = gradients[0]
+        return whole, None
+
+
+def rows_of(whole: Tensor, index: Tensor) -> Tensor:
+    """`whole [rows, vocabulary]`, `index [tokens]` without repetition -> `[tokens, vocabulary]`."""
+    rows: Tensor = _Rows.apply(whole, index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return rows
+
+
 def sharded_log_probs(
-    logits: Tensor, targets: Tensor, temperature: float, *, ranks: Ranks, vocab_size: int
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    ranks: Ranks,
+    vocab_size: int,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`logits [tokens, vocabulary / ranks]`, `targets [tokens]` -> log-probs and entropy (nats), `[tokens]`.
 
@@ -40,7 +70,7 @@ def sharded_log_probs(
     Columns from `vocab_size` on are padding that makes the vocabulary divide; they have probability 0.
     """
     if ranks.place.layout.tensor == 1:
-        return token_log_probs(logits, targets, temperature)
+        return token_log_probs(logits, targets, temperature, entropy_gradient=entropy_gradient)
 
     def total(part: Tensor) -> Tensor:
         result: Tensor = _Sum.apply(part, ranks.tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -49,7 +79,7 @@ def sharded_log_probs(
     width = logits.shape[-1]
     first = ranks.place.tensor * width
     real = max(0, min(width, vocab_size - first))
-    logits = logits[:, :real] / temperature
+    logits = logits[:, :real].float() / temperature
     highest = logits.detach().amax(-1) if real else logits.new_full(logits.shape[:1], -torch.inf)
     distributed.all_reduce(highest, op=distributed.ReduceOp.MAX, group=ranks.tensor)
     logits = logits - highest[:, None]
