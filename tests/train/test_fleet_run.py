@@ -55,6 +55,23 @@ def test_each_toggle_on_one_engine_on_all_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_a_colocated_run_takes_turns_with_engines_that_are_restarted_and_killed(tmp_path: Path) -> None:
+    with operated(tmp_path, "--colocate") as run:
+        run.until(lambda state: run.check("train.colocate-swap") == "pass", "no second turn")
+        run.until(lambda state: run.engines()["1"][0] == "OFFLOADED", "engine 1 is not lent")
+        os.kill(run.viewer.state["engine/1"]["pid"], signal.SIGKILL)
+        run.goes_on()
+        run.until(lambda state: run.engines()["1"][:2] == ("HEALTHY", 2), "the killed engine does not come back")
+        run.until_made_by("1", 2)
+        run.operate("engine-restart", "0")
+        run.until_made_by("0", 2)
+        run.goes_on()
+        assert {run.check(name) for name in ("train.colocate-swap", "engine.resume-order")} == {"pass"}
+        assert {run.check(name) for name in ("weights.mixed-version", "weights.update-failed")} <= {"pass", "skip"}
+        run.assert_whole()
+
+
+@pytest.mark.soak
 def test_engines_and_daemon_are_killed_and_training_goes_on(tmp_path: Path) -> None:
     with operated(tmp_path) as run:
         os.kill(run.viewer.state["engine/1"]["pid"], signal.SIGKILL)
