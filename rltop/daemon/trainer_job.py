@@ -36,7 +36,10 @@ TERM_S = 8.0
 LAST_LINES_BYTES = 4000
 RECORD = "trainer.json"
 RECORD_S = 3.0
-"""From the end of the trainer to its keeper's word about it."""
+"""From the end of the trainer to its keeper's word about it, when nobody sees the keeper."""
+LEAVING_S = 120.0
+"""The same while the keeper is there: it speaks when the last thread has ended. A trainer that holds tens of GiB of a
+GPU and of pinned host memory looks ended (a zombie) seconds before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,18 @@ class TrainerRecord:
     code: int | None = None
     """Exit code; None: it runs, or its keeper was killed."""
     ended: float = 0.0
+    keeper: int = 0
+    """Pid."""
+    keeper_birth: str = ""
+
+    def kept(self) -> bool:
+        """Whether the keeper is there and will still say how it ended."""
+        if not self.keeper or birth(self.keeper) != self.keeper_birth:
+            return False
+        try:
+            return _alive(psutil.Process(self.keeper))
+        except psutil.Error:
+            return False
 
 
 class TrainerJob:
@@ -89,8 +104,10 @@ class TrainerJob:
         while self.running():
             await sleep(POLL_S)
         record = read_record(self._run_dir)
-        for _ in range(int(RECORD_S / POLL_S)):
+        for at in range(int(LEAVING_S / POLL_S)):
             if record is None or record.marker != self.marker or record.code is not None:
+                break
+            if at >= RECORD_S / POLL_S and not record.kept():
                 break
             await sleep(POLL_S)
             record = read_record(self._run_dir)
@@ -250,7 +267,7 @@ def _parse(text: bytes) -> TrainerRecord:
     found: Any = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("not an object")
-    code, pid, ended = found.get("code"), found.get("pid"), found.get("ended")
+    code, pid, ended, keeper = (found.get(name) for name in ("code", "pid", "ended", "keeper"))
     return TrainerRecord(
         marker=str(found.get("marker", "")),
         pid=pid if isinstance(pid, int) else 0,
@@ -258,6 +275,8 @@ def _parse(text: bytes) -> TrainerRecord:
         error=str(found.get("error", "")),
         code=code if isinstance(code, int) else None,
         ended=float(ended) if isinstance(ended, int | float) else 0.0,
+        keeper=keeper if isinstance(keeper, int) else 0,
+        keeper_birth=str(found.get("keeper_birth", "")),
     )
 
 

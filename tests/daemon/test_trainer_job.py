@@ -161,6 +161,32 @@ def sleeper(env: dict[str, str]) -> Iterator[int]:
         process.kill()
 
 
+LEAVES_SLOWLY = """
+import ctypes, os, threading, time
+def last():
+    print('ready', flush=True)
+    time.sleep(1.0)
+    os._exit(0)
+threading.Thread(target=last).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_a_trainer_that_takes_long_to_leave_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first thread has ended, so it is a zombie, and another one still frees what it held."""
+    monkeypatch.setattr("rltop.daemon.trainer_job.RECORD_S", 0.2)
+    job = start(tmp_path, LEAVES_SLOWLY)
+    ready(job)
+    wait_for(lambda: not job.running(), "the first thread does not end")
+    record = read_record(tmp_path)
+    assert record is not None
+    assert record.code is None, "nothing is told yet"
+    end = await job.wait()
+    assert (end.code, end.state) == (0, "done")
+
+
 async def test_without_its_keeper_the_trainer_goes_on_and_its_exit_code_is_unknown(tmp_path: Path) -> None:
     job = start(tmp_path, SLEEPS)
     ready(job)
