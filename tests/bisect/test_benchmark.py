@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.bisect import Bench, Job, Setting, play, ratio, rows, scenarios, wilson
+from benchmarks.bisect import HONEST, RIGHT, Bench, Job, Setting, play, ratio, scenarios, wilson
 from rltop.bisect.simulate import Bug
 
 PINNED = scenarios()
@@ -39,14 +39,13 @@ def test_a_share_has_its_interval_and_a_ratio_its_own() -> None:
 
 
 @pytest.mark.soak
-def test_the_goals_hold_on_part_of_the_pinned_bugs() -> None:
-    """The whole table is `python -m benchmarks.bisect --full`."""
-    names = [
-        "plain",
-        "two bugs at once",
-        "four together",
-        "outside the toggles",
-        "replays crash 3x later than the first",
-    ]
-    told = [row for row in rows(300, names=names, engines=(1, 8)) if row[2]]
-    assert [row for row in told if "MISSED" in row[2]] == []
+@pytest.mark.parametrize("engines", [1, 8])
+def test_part_of_the_pinned_bugs_is_near_the_goals(engines: int) -> None:
+    """150 bugs tell a share to three or four in a hundred. The whole table is `python -m benchmarks.bisect --full`."""
+    bench = Bench(None, 150)
+    by_name = {setting.name: setting for setting in PINNED.settings}
+    assert bench.measure("rltop", by_name["plain"], engines).share("right") >= RIGHT[engines] - 0.02
+    for name in ("replays crash 3x sooner than the first", "replays crash 3x later than the first"):
+        assert bench.measure("rltop", by_name[name], engines).share("right") >= 0.93, name
+    for name in ("four together", "two bugs at once", "outside the toggles"):
+        assert bench.measure("rltop", by_name[name], engines).share("wrong") <= 1 - HONEST + 0.08, name
