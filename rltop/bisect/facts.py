@@ -72,6 +72,8 @@ class Moved:
 
     fact: str
     factors: Mapping[str, float]
+    sign: str = ""
+    """Which field of `CrashFacts` it is."""
 
     def text(self) -> str:
         """For people: `kernel … (attention): attention_backend x12, speculative x2`."""
@@ -110,11 +112,11 @@ def family_of(kernel: str, families: Sequence[Family]) -> Family | None:
 def _all(facts: CrashFacts, tables: Tables) -> list[Moved]:
     found = []
     if facts.kernel and (family := family_of(facts.kernel, tables.families)) is not None:
-        found.append(Moved(f"kernel {facts.kernel[:80]} ({family.name})", family.factors))
+        found.append(Moved(f"kernel {facts.kernel[:80]} ({family.name})", family.factors, "kernel"))
     elif facts.kernel:
-        found.append(Moved(f"kernel {facts.kernel[:80]} (no known family)", {}))
+        found.append(Moved(f"kernel {facts.kernel[:80]} (no known family)", {}, "kernel"))
     if facts.phase in tables.phases:
-        found.append(Moved(f"it died in phase {facts.phase}", tables.phases[facts.phase]))
+        found.append(Moved(f"it died in phase {facts.phase}", tables.phases[facts.phase], "phase"))
     signs = {
         "padded": (facts.padded is True, "its batch was padded"),
         "not_padded": (facts.padded is False, "its batch was not padded"),
@@ -122,7 +124,12 @@ def _all(facts: CrashFacts, tables: Tables) -> list[Moved]:
         "after_sync": (facts.after_sync, "just after a weight update"),
         "hardware": (bool(_HARDWARE_XIDS.intersection(facts.xids)), f"Xid {', '.join(map(str, facts.xids))}"),
     }
-    return found + [Moved(words, tables.signs.get(name, {})) for name, (seen, words) in signs.items() if seen]
+    fields = {"not_padded": "padded", "hardware": "xids"}
+    return found + [
+        Moved(words, tables.signs.get(name, {}), fields.get(name, name))
+        for name, (seen, words) in signs.items()
+        if seen
+    ]
 
 
 def _concerning(one: Moved, toggles: Sequence[str]) -> Moved:
@@ -130,4 +137,4 @@ def _concerning(one: Moved, toggles: Sequence[str]) -> Moved:
     away = max((factor for name, factor in one.factors.items() if name not in here and factor > 1.0), default=0.0)
     if away > max(here.values(), default=1.0):
         here["none"] = max(here.get("none", 1.0), away)
-    return Moved(one.fact, here)
+    return Moved(one.fact, here, one.sign)

@@ -23,6 +23,7 @@ from rltop.protocol.messages import Command, Rejected
 if TYPE_CHECKING:
     from rltop.daemon.bisect_record import Record
     from rltop.daemon.bisect_run import Runner
+    from rltop.daemon.bisect_traffic import Later
 
 NAMES = ("bisect-start", "bisect-pause", "bisect-resume", "bisect-stop")
 CELL = "bisect"
@@ -225,16 +226,12 @@ class Bisections:
     def _start(self, record: Record) -> None:
         from rltop.daemon.bisect_record import Records
         from rltop.daemon.bisect_run import Runner
-        from rltop.daemon.bisect_start import Refused, traffic_of
+        from rltop.daemon.bisect_traffic import Later
         from rltop.evidence.priors import load
         from rltop.settings import priors_path
 
         run_dir = self._engines.run_dir
-        try:
-            traffic = traffic_of(record.traffic.get("given"), run_dir, record.crash)
-        except (Refused, RltopError) as error:  # a dump that is gone by now
-            traffic = traffic_of("synthetic", run_dir, record.crash)
-            record.notes.append(f"its traffic can not be read any more ({error}): synthetic traffic instead")
+        traffic = Later(record, run_dir)
         try:
             tables = load(priors_path())
         except RltopError as error:
@@ -252,7 +249,14 @@ class Bisections:
             wall=self._wall,
         )
         self._publish()
-        self._task = asyncio.get_running_loop().create_task(self._runner.run(), name=f"bisection {record.id}")
+        life = self._life(self._runner, traffic)
+        self._task = asyncio.get_running_loop().create_task(life, name=f"bisection {record.id}")
+
+    async def _life(self, runner: Runner, traffic: Later) -> None:
+        """Its traffic is read in a thread (a crash dump takes seconds), then it runs."""
+        await traffic.load()
+        self._publish()
+        await runner.run()
 
     async def _follow(self, bisection_id: str, stage: Stage) -> str:
         """Until it is over; its result in a sentence. Raises RltopError where it failed. Cancelled: it is ended."""

@@ -115,6 +115,10 @@ class Record(msgspec.Struct, kw_only=True):
     kernel: str = ""
     """That a core dump of a trial named, where the hunted crash had none."""
     traffic: Mapping[str, Any] = {}
+    cycle: str = ""
+    """Between waves of traffic: `sleep`, `sync`, or "" (load alone)."""
+    located: Mapping[str, Any] | None = None
+    """What the kernel stage found (`rltop.engines.gdb.Kernel.cell`)."""
     started: float
     ended: float | None = None
     minutes: float = 0.0

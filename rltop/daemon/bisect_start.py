@@ -16,10 +16,12 @@ from rltop.bisect.facts import CrashFacts, weigh, why_not
 from rltop.daemon.bisect_record import Crash, Record
 from rltop.daemon.engines import published
 from rltop.daemon.state import StateTable
+from rltop.engines.crash_facts import Told, crash_facts, tail_of
 from rltop.engines.ground import ground
-from rltop.engines.launcher import STAND_INS
+from rltop.engines.launcher import CRASH_DUMP_FOLDER, STAND_INS
 from rltop.engines.requests import Required
-from rltop.engines.traffic import Traffic, captured
+from rltop.engines.toggle_table import CORE_DUMP_FILE
+from rltop.engines.traffic import SYNTHETIC, Traffic, captured, check_dump, in_flight, kept
 from rltop.engines.trials import Subject, Trials
 from rltop.engines.verify import read_server_info
 from rltop.evidence.priors import load
@@ -45,6 +47,10 @@ RESTART_S = 3.0
 _TRAINER = "train.ima"
 _SHARED = ("colocate", "offload", "offload_rollout", "offload_train")
 """Arguments of a trainer that lends and takes its engines' memory (slime's names)."""
+CYCLES = {
+    "sleep": "between waves the engine sleeps and wakes: its memory is released, resumed, and its weights updated",
+    "sync": "between waves the engine takes its weights again",
+}
 
 
 class Refused(Exception):
@@ -72,19 +78,18 @@ def plan(
         raise Refused(f"unknown argument {unknown[:80]!r}", f"bisect-start takes {', '.join(ARGS[:-1])}")
     mode = _mode(args)
     crash, story = _crash(str(args.get("engine") or command.target or ""), trials, table, run_dir)
-    facts = CrashFacts(
-        owner=_owner(table, crash), kernel=crash.kernel, phase=crash.phase, rank=crash.rank, **_around(story)
-    )
-    if why := why_not(facts):
+    told = _facts(table, crash, story, run_dir)
+    if why := why_not(told.facts):
         raise Refused(why)
     _refuse_shared_memory(table)
     subject = _subject(trials, crash, story)
     engines = _guinea_pigs(_names(args, "engines"), mode, crash, subject, trials, keep)
     scale = _time_scale(args, [subject])
-    base = ground(subject, _names(args, "toggles"))
-    factors, moved = weigh(facts, base.toggles, load(priors_path()))
+    cycle, cautions = _cycle(told.facts, subject)
+    base = ground(subject, _names(args, "toggles"), cycles=bool(cycle))
+    factors, moved = weigh(told.facts, base.toggles, load(priors_path()))
     weights, notes = _weights(crash, run_dir, subject)
-    traffic = traffic_of(args.get("traffic"), run_dir, crash)
+    source = traffic_words(args.get("traffic"), run_dir, crash)
     restart = RESTART_S / 60 * scale if subject.kind in STAND_INS else RESTART_MIN
     record = Record(
         id=bisection_id,
@@ -96,13 +101,12 @@ def plan(
         earlier=_earlier(crash, story, trials, table, run_dir),
         weights=weights,
         factors=factors,
-        facts=tuple({"text": one.fact, "source": "crash.json", "moves": dict(one.factors)} for one in moved),
-        traffic={
-            "given": args.get("traffic"),
-            "source": traffic.source,
-            "requests": len(traffic.requests),
-            "concurrency": traffic.concurrency,
-        },
+        facts=tuple(
+            {"text": one.fact, "source": told.sources.get(one.sign, "crash.json"), "moves": dict(one.factors)}
+            for one in moved
+        ),
+        traffic={"given": args.get("traffic"), "source": source, "requests": 0, "concurrency": 0},
+        cycle=cycle,
         started=now,
         budget_min=_number(args, "budget_min", BUDGET_MIN),
         sure=_sure(args),
@@ -110,27 +114,27 @@ def plan(
         restart_min=restart,
         reason=command.reason,
         who=who,
-        notes=[*notes, *base.notes],
+        notes=[*notes, *base.notes, *cautions],
     )
     return record, _steps(record, trials)
 
 
-def traffic_of(given: Any, run_dir: Path, crash: Crash) -> Traffic:
-    """What is replayed: as given, else what was captured, else synthetic. Raises Refused, RltopError."""
+def traffic_words(given: Any, run_dir: Path, crash: Crash) -> str:
+    """What will be replayed, without reading it. Raises Refused, RltopError."""
     if given is not None and not isinstance(given, str):
         raise Refused("`traffic` is a dump's path, or `synthetic`")
-    if given and given != "synthetic":
-        return _from_dump(Path(given))
+    if given and given != SYNTHETIC:
+        check_dump(Path(given))
+        return f"dump {Path(given).name}"
+    return SYNTHETIC if given else kept(run_dir, crash.engine, crash.generation)
+
+
+def traffic_of(given: str | None, run_dir: Path, crash: Crash) -> Traffic:
+    """What is replayed: as given, else what was captured, else synthetic. May take a while. Raises RltopError."""
+    if given and given != SYNTHETIC:
+        return Traffic.from_dump(Path(given))
     found = None if given else captured(run_dir, crash.engine, crash.generation)
     return found if found is not None else Traffic.synthetic()
-
-
-def _from_dump(path: Path) -> Traffic:
-    reader = getattr(Traffic, "from_dump", None)
-    if reader is None:
-        raise Refused("traffic from a dump is not read yet", "leave `traffic` out")
-    found: Traffic = reader(path)
-    return found
 
 
 def same_kind(hunted: str, kind: str) -> bool:
@@ -200,10 +204,17 @@ def _earlier(
     found = []
     for engine, generation in known[-MOST_EARLIER:]:
         other = _story(run_dir, engine, generation)
-        served, alike = other.get("served_s"), all(other.get(key) == story.get(key) for key in ("args", "env"))
+        served, alike = other.get("served_s"), _launched(other) == _launched(story)
         if (engine, generation) != (crash.engine, crash.generation) and alike and isinstance(served, int | float):
             found.append((engine, float(served) / 60))
     return tuple(found)
+
+
+def _launched(story: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments and environment, without the folder that each generation has of its own."""
+    env = dict(story.get("env") or {})
+    env.pop(CORE_DUMP_FILE, None)
+    return list(story.get("args") or ()), env
 
 
 def _nothing(name: str, found: Sequence[Any], table: StateTable) -> tuple[str, str]:
@@ -241,10 +252,32 @@ def _owner(table: StateTable, crash: Crash) -> str:
     return "trainer" if crash.kind in GPU_FAULTS and _fires(table, _TRAINER) else "engine"
 
 
-def _around(story: Mapping[str, Any]) -> dict[str, Any]:
-    """What the crash's evidence says of the moment."""
-    phase = str((story.get("crash") or {}).get("phase") or "")
-    return {"after_resume": phase == "wake", "after_sync": phase == "update"}
+def _facts(table: StateTable, crash: Crash, story: Mapping[str, Any], run_dir: Path) -> Told:
+    """What the crash's evidence says. In a Ray cluster some of it is on the engine's machine: then only the cell."""
+    folder = run_dir / "engines" / crash.engine / str(crash.generation)
+    cell = {"kernel": crash.kernel, "phase": crash.phase, "rank": crash.rank}
+    value = (table.get("check/engine.ima") or {}).get("value")
+    xids = value.get("xids") if isinstance(value, dict) else None
+    return crash_facts(
+        {**story, "crash": {**cell, **(story.get("crash") or {})}},
+        tail_of(folder),
+        folder / "coredump",
+        owner=_owner(table, crash),
+        in_flight=in_flight(folder / CRASH_DUMP_FOLDER),
+        xids=[one for one in xids if isinstance(one, int)] if isinstance(xids, list) else (),
+    )
+
+
+def _cycle(facts: CrashFacts, subject: Subject) -> tuple[str, list[str]]:
+    """What the replay must do between waves beside the load, and why it can not."""
+    kind = "sleep" if facts.after_resume else "sync" if facts.after_sync else ""
+    if not kind:
+        return "", []
+    said = str(subject.info.get("speculative_algorithm") or subject.toggles.get("speculative") or "")
+    if said.upper() == "NGRAM":
+        why = "an engine with NGRAM can not take weights from disk (it dies)"
+        return "", [f"the crash came just after a {'resume' if kind == 'sleep' else 'sync'}, but {why}: load alone"]
+    return kind, []
 
 
 # ---------------------------------------------------------------------- the engines
@@ -392,6 +425,7 @@ def _steps(record: Record, trials: Trials) -> list[str]:
     steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
     steps += [f"  pinned in every arm: {pin}" for pin in base.pins]
     steps.append(f"weights {record.weights.version!r}, traffic {record.traffic['source']}")
+    steps += [f"  {CYCLES[record.cycle]}"] if record.cycle else []
     steps += [f"fact: {one['text']}" for one in record.facts]
     steps += [f"warning: {note}" for note in record.notes]
     if record.time_scale != 1.0:

@@ -23,9 +23,9 @@ from rltop.daemon.bisect_model import Model
 from rltop.daemon.bisect_record import Outcome, Record, Records, TrialRow
 from rltop.daemon.bisect_start import NO_TOGGLE, same_kind
 from rltop.engines.client import AsyncEngineClient
-from rltop.engines.ground import arm, effective
+from rltop.engines.ground import RESUME_ORDER, arm, effective
 from rltop.engines.slots import OnTrial
-from rltop.engines.traffic import Replay, ReplayCounts
+from rltop.engines.traffic import Cycle, Replay, ReplayCounts
 from rltop.engines.trials import Sight, Trials
 from rltop.errors import RltopError
 
@@ -45,7 +45,7 @@ Tell = Callable[..., None]
 class Traffic(Protocol):
     """What is replayed (`rltop.engines.traffic.Traffic`)."""
 
-    def replay(self, seed: int) -> Replay: ...
+    def replay(self, seed: int, cycle: Cycle | None = None) -> Replay: ...
 
 
 @dataclass(slots=True)
@@ -271,7 +271,7 @@ class Worker:
         turn = 0
         while not stop.is_set():
             seed = row.n + 1000 * turn
-            counts: ReplayCounts = await self._bench.traffic.replay(seed).run(client, stop=stop)
+            counts: ReplayCounts = await self._bench.traffic.replay(seed, self._cycle(row)).run(client, stop=stop)
             row.requests += counts.done
             row.tokens += counts.tokens
             turn += 1
@@ -280,6 +280,19 @@ class Worker:
                 await _within(stop.wait(), AGAIN_S)
                 if not stop.is_set():
                     broke.clear()
+
+    def _cycle(self, row: TrialRow) -> Cycle | None:
+        """What this arm does between waves."""
+        record, trials, engine = self._bench.record, self._bench.trials, self._engine
+        if not record.cycle or not record.weights.path or RESUME_ORDER in self._off(row.asked_on):
+            return None
+        return Cycle(
+            kind="sleep" if record.cycle == "sleep" else "sync",
+            version=record.weights.version,
+            path=record.weights.path,
+            lend=lambda: trials.lend(engine),
+            back=lambda: trials.back(engine, row.generation, record.weights.version),
+        )
 
     async def _goes_on(self, row: TrialRow) -> bool:
         """The planner's word on a trial whose time is over."""

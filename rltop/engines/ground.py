@@ -29,6 +29,8 @@ from rltop.errors import RltopError
 MEMORY = "memory"
 """The hypothesis that the pool is too large: off is `mem_fraction_static` lowered by `MEMORY_STEP`."""
 MEMORY_STEP = 0.1
+RESUME_ORDER = "resume_order"
+"""The hypothesis that sleeping and waking is at fault: off is the same load without it, with the same arguments."""
 NEVER = {
     "launch_blocking": "it localises a fault and changes the timing: a quiet engine with it proves nothing",
     "core_dump": "it only writes down what happened",
@@ -72,19 +74,22 @@ class Arm:
     notes: tuple[str, ...] = field(default=())
 
 
-def ground(subject: Subject, wanted: Collection[str] = ()) -> Ground:
+def ground(subject: Subject, wanted: Collection[str] = (), *, cycles: bool = False) -> Ground:
     """What can be bisected on engines like this one. wanted: these toggles only.
+
+    cycles: the traffic has sleeps or weight updates between its waves, which can be left out (`resume_order`).
 
     Raises RltopError: a toggle that there is not, none that is on and can be turned off, arguments that SGLang refuses.
     """
-    unknown = [name for name in wanted if name not in TOGGLES and name != MEMORY]
+    every = (*TOGGLES, MEMORY, RESUME_ORDER)
+    unknown = [name for name in wanted if name not in every]
     if unknown:
-        known = ", ".join(name for name in (*TOGGLES, MEMORY) if name not in NEVER)
+        known = ", ".join(name for name in every if name not in NEVER)
         raise RltopError(f"there is no toggle {unknown[0]!r}", do=f"use some of: {known}")
     if never := [name for name in wanted if name in NEVER]:
         raise RltopError(f"{never[0]} is no toggle of a bisection", why=NEVER[never[0]])
-    now = _now(subject)
-    named = [name for name in (*TOGGLES, MEMORY) if name not in NEVER]
+    now = {**_now(subject), RESUME_ORDER: "on" if cycles else "off"}
+    named = [name for name in every if name not in NEVER]
     named = [name for name in named if name in wanted or (not wanted and name not in ASKED_FOR)]
     off_already = [name for name in named if now.get(name) in (None, "off")]
     toggles = [name for name in named if name not in off_already]
@@ -92,7 +97,10 @@ def ground(subject: Subject, wanted: Collection[str] = ()) -> Ground:
         if now.get(off_already[0]) is None:
             why = "its arguments do not name it, and no /server_info was seen"
             raise RltopError(f"{off_already[0]}: it is not known what it was", why=why)
-        raise RltopError(f"{off_already[0]} is off already", why="it was off when the engine crashed")
+        why = "it was off when the engine crashed"
+        if off_already[0] == RESUME_ORDER:
+            why = "the crash came neither just after a resume nor just after a weight update"
+        raise RltopError(f"{off_already[0]} is off already", why=why)
     if not wanted and _ranks(subject) < 2:
         toggles = [name for name in toggles if name != "custom_all_reduce"]  # one GPU reduces nothing
     off = {name: _off(name, now) for name in toggles}
@@ -191,6 +199,7 @@ def _pinned(subject: Subject, off: Mapping[str, str]) -> tuple[Config, tuple[str
     parsed = parse(unblocked.argv, version=subject.version)
     # The backend is written out too, for its own arm replaces it.
     asked = {_field(name): value for name, value in off.items() if name != "attention_backend" or len(off) == 1}
+    asked.pop(RESUME_ORDER, None)
     options = pins(asked, parsed, table(subject.version), subject.info)
     if not subject.info:
         notes.append(
@@ -229,7 +238,9 @@ class _Maker:
         off = [name for name in toggles if name in off and name not in fixed]
         if not off:
             return Arm(self._config, frozenset(toggles))
-        wanted = {_field(name): self._off[name] for name in off}
+        wanted = {_field(name): self._off[name] for name in off if name != RESUME_ORDER}
+        if not wanted:
+            return Arm(self._config, frozenset(toggles) - set(off))
         if "cuda_graph" in off:
             wanted.pop("cuda_graph_padding", None)
         env = self._inherited | dict(self._config.env)

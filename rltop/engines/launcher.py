@@ -30,6 +30,10 @@ SHOWN = ("CUDA_", "SGLANG_", "SGL_", "NCCL_", "NVSHMEM_", "TORCH_", "PYTORCH_", 
 """Prefixes of the environment variables that may leave an engine's machine."""
 
 LOG = "stdout.log"
+CRASH_DUMP = "--crash-dump-folder"
+"""SGLang's: at its end it writes the requests of its last five minutes there."""
+CRASH_DUMP_FOLDER = "crash_dump"
+"""In the generation's directory."""
 RECORD = "record.json"
 PORT = "port"
 

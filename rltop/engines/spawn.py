@@ -22,8 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from rltop.engines import keeper, ports, processes
-from rltop.engines.launcher import DIRECTORY, LOG, MARKER, PORT, RECORD, STAND_INS, LaunchSpec, marks, server_argv
+from rltop.engines.launcher import (
+    CRASH_DUMP,
+    CRASH_DUMP_FOLDER,
+    DIRECTORY,
+    LOG,
+    MARKER,
+    PORT,
+    RECORD,
+    STAND_INS,
+    LaunchSpec,
+    marks,
+    server_argv,
+)
 from rltop.engines.processes import Ident
+from rltop.engines.toggle_table import CORE_DUMP
 from rltop.errors import RltopError
 
 HELD_FD = 10
@@ -174,7 +187,15 @@ def _locked(spec: LaunchSpec) -> RltopError:
 
 def _argv(spec: LaunchSpec, bind: str, port: int, directory: Path) -> list[str]:
     address = ("--model-path", spec.model_path, "--host", bind, "--port", str(port))
-    return server_argv(spec.kind, spec.python, (*address, *spec.args), directory / PORT)
+    return server_argv(spec.kind, spec.python, (*address, *spec.args, *_crash_dump(spec, directory)), directory / PORT)
+
+
+def _crash_dump(spec: LaunchSpec, directory: Path) -> tuple[str, ...]:
+    """Where SGLang leaves its last requests, unless the arguments say so themselves. No other setting follows from it:
+    SGLang sets the core dump's variables with it where they are not set, so that they must be, to on or off."""
+    if any(one.partition("=")[0] == CRASH_DUMP for one in spec.args):
+        return ()
+    return (CRASH_DUMP, str(directory / CRASH_DUMP_FOLDER)) if spec.kind in STAND_INS or CORE_DUMP in spec.env else ()
 
 
 def _port(spec: LaunchSpec, bind: str) -> socket.socket | None:
@@ -189,6 +210,7 @@ def _prepare(directory: Path, lock: Path) -> Any:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / "coredump").mkdir(exist_ok=True, mode=0o700)  # CUDA makes no folder for its dumps
+        (directory / CRASH_DUMP_FOLDER).mkdir(exist_ok=True, mode=0o700)  # SGLang's has prompts
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (PORT, RECORD):
             (directory / name).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +30,8 @@ from rltop.engines.supervisor import Engine
 from rltop.engines.verify import scrub
 
 T = TypeVar("T")
+BACK_S = 60.0
+"""After its memory came back: until it is seen to serve."""
 Where = Literal["coming", "ready", "hung", "crashed", "lost", "gone"]
 
 
@@ -221,6 +223,19 @@ class Trials:
     def patience_s(self, engine_id: str) -> float:
         """Seconds after which a start has failed: its drain, its end, its launch, its load and its weights."""
         return rolling.patience(self._engines[engine_id].house.policy)
+
+    def lend(self, engine_id: str) -> None:
+        """Its memory is about to be released: nobody asks it anything until `back`."""
+        self._engines[engine_id].memory(released=True)
+
+    async def back(self, engine_id: str, generation: int, version: str) -> None:
+        """It has its memory and these weights again; returns when it may be asked, is over, or does not come back."""
+        engine = self._engines[engine_id]
+        engine.expect(version, "")
+        engine.memory(released=False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BACK_S):
+                await self.until(engine_id, generation, lambda seen: None if seen.where == "coming" else seen)
 
     def on_trial(self) -> dict[str, OnTrial]:
         """Engines that are on trial by their files, whoever put them there."""

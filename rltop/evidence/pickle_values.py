@@ -76,6 +76,11 @@ class Map:
 
 
 @dataclass(slots=True)
+class Record(Map):
+    """The attributes of an object whose class a caller asked for by name. The class was neither imported nor made."""
+
+
+@dataclass(slots=True)
 class Seq:
     """A list (or a set). Numbers of one type take eight bytes each."""
 

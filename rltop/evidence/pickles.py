@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from rltop.evidence.pickle_values import Foreign, Known, Map, Seq, Storage, TensorRef, Unreadable, known
+from rltop.evidence.pickle_values import Foreign, Known, Map, Record, Seq, Storage, TensorRef, Unreadable, known
 
 MOST_OPS = 100_000_000
 MOST_STACK = 2_000_000
@@ -31,9 +31,11 @@ MOST_NAME = 300
 class Walker:
     """Runs the opcodes of one pickle after another over `data`, from `at` on."""
 
-    def __init__(self, data: memoryview, at: int = 0) -> None:
+    def __init__(self, data: memoryview, at: int = 0, *, records: Collection[str] = ()) -> None:
+        """records: names of classes, without their modules, of whose objects the attributes are kept (`Record`)."""
         self.data = data
         self.at = at
+        self._records = frozenset(records)
         self.foreign: dict[str, None] = {}
         self.stack: list[Any] = []
         self.starts: list[int] = []
@@ -121,6 +123,8 @@ class Walker:
     def name(self, module: str, name: str) -> Known | Foreign:
         if allowed := known(module, name):
             return allowed
+        if name in self._records:
+            return Known("record", name)
         full = f"{module}.{name}"[:MOST_NAME]
         if len(self.foreign) < MOST_FOREIGN:
             self.foreign.setdefault(full)
@@ -133,6 +137,8 @@ class Walker:
         match function.what:
             case "map":
                 return Map()
+            case "record":
+                return Record()
             case "list":
                 return args[0] if args and isinstance(args[0], Seq) else Seq()
             case "bytes":
@@ -275,7 +281,13 @@ def _inst(walker: Walker, begin: int) -> None:
 
 
 def _build(walker: Walker, begin: int) -> None:
-    walker.pop()  # the state of an object that was not made
+    state = walker.pop()
+    if not isinstance(target := walker.stack[-1], Record):
+        return  # the state of an object that was not made
+    for part in state if isinstance(state, tuple) else (state,):  # (attributes, slots) of classes that have slots
+        if isinstance(part, Map):
+            target.items.update(part.items)
+            target.sizes.update(part.sizes)
 
 
 def _append(walker: Walker, begin: int) -> None:

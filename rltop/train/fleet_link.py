@@ -33,7 +33,7 @@ class FleetLink:
 
     def __init__(self, address: str, run_dir: Path | None = None) -> None:
         """address: the control socket (`ipc://...`). run_dir: of the run, where a later daemon leaves its own."""
-        self._address, self._run_dir = address, run_dir
+        self._address, self.run_dir = address, run_dir
         self._lock = threading.Lock()
         self._state: dict[str, Mapping[str, Any]] = {}
         self._problem = "not connected yet"
@@ -146,7 +146,7 @@ class FleetLink:
     async def _dial(self) -> Transport:
         from rltop.client.sockets import SocketTransport
 
-        run = read_run(self._run_dir) if self._run_dir is not None else None
+        run = read_run(self.run_dir) if self.run_dir is not None else None
         address = run.sockets.get("ctl", self._address) if run is not None else self._address
         try:
             return SocketTransport(address)

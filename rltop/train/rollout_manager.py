@@ -12,11 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rltop.engines.client import EngineClient
+from rltop.engines.traffic_ring import Ring
 from rltop.train.arguments import TrainConfig
 from rltop.train.chat import Chat
 from rltop.train.dispatch import Key, News, Roster, Turn, Unanswered, dispatch
@@ -51,8 +53,10 @@ class Request:
 class RolloutManager:
     """See `ports.Rollouts`."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, traffic: str = "") -> None:
+        """traffic: folder in which the newest requests are kept, for an engine that dies of one; empty: nowhere."""
         self._config = config
+        self._ring = Ring(Path(traffic)) if traffic else None
         self._task: Task = SortDigits(config.seed)
         self._roster = Roster(config.rollout_engine_wait_s, time.monotonic)
         self._retry = False
@@ -141,6 +145,8 @@ class RolloutManager:
         if self._retry:
             extra["rollout/requests_retried"] = float(found.retried)
             extra |= {f"rollout/engine_failures/{name}": float(n) for name, n in sorted(found.failures.items())}
+        if self._ring is not None and self._ring.lost:
+            extra["rollout/requests_not_kept"] = float(self._ring.lost)
         return tuple(sorted(found.samples, key=lambda sample: sample.index)), extra
 
     def _saved(self, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool = False) -> Dumped | None:
@@ -203,7 +209,8 @@ class RolloutManager:
             "return_logprob": True,
         }
         began = time.time()
-        answers = self._client(engine).generate(payload, require_version=version)
+        with self._ring.request(engine.id, engine.generation, payload) if self._ring is not None else nullcontext():
+            answers = self._client(engine).generate(payload, require_version=version)
         ended = time.time()
         if len(answers) != len(requests):
             raise Unanswered(

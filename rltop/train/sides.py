@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rltop.engines.launch import EngineSpec
+from rltop.engines.traffic_ring import FOLDER as TRAFFIC
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.cluster import Actor, Cluster
@@ -303,7 +304,8 @@ def place_fleet(
 
     joined: Ray starts the engines, in the run's bundles; None: the daemon does, on its own machine.
     """
-    manager = cluster.actor(RolloutManager, config, name="rollout manager", bundle=0, cpus=0, lanes=2)
+    traffic = str(link.run_dir / TRAFFIC) if link.run_dir is not None else ""
+    manager = cluster.actor(RolloutManager, config, traffic, name="rollout manager", bundle=0, cpus=0, lanes=2)
     slots: list[dict[str, Any]] = []
     for at, spec in enumerate(engine_specs(config, work_dir, run)):
         slot = {"id": spec.engine_id, "kind": spec.kind, "python": str(spec.python)}

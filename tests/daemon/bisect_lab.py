@@ -20,7 +20,7 @@ from rltop.daemon.state import StateTable
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.fleet import EngineSlot, Fleet, FleetPolicy, StartEngines
 from rltop.engines.toggles import read_argv
-from rltop.engines.traffic import Replay, ReplayCounts
+from rltop.engines.traffic import Cycle, Replay, ReplayCounts
 from rltop.evidence.priors import load
 from rltop.protocol.messages import Command
 from tests.engines.fleet_world import FakeProcess, World
@@ -108,7 +108,7 @@ class Lab:
 
     # ---------------------------------------------------------------- traffic
 
-    def replay(self, seed: int) -> Replay:
+    def replay(self, seed: int, cycle: Cycle | None = None) -> Replay:
         """Implements `rltop.daemon.bisect_trial.Traffic`."""
         return _Play(self)
 

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from rltop.train.cpu_engine import MARKER
 from rltop.train.cpu_engine.args import EngineArgs
+from rltop.train.cpu_engine.crash_dump import CrashDump
 from rltop.train.cpu_engine.generate import RequestReader
 from rltop.train.cpu_engine.injection import Injection, SchedulerDied, signature
 
@@ -50,6 +51,10 @@ class Engine:
     """What it calls itself, so that nobody takes it for SGLang."""
     takes_tensors: bool = True
     """It has weights (the null engine has none)."""
+    crash_dump: CrashDump = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.crash_dump = CrashDump(str(self.args.sglang.get("crash_dump_folder") or ""), self.args.sglang)
 
     @property
     def injection(self) -> Injection:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +54,8 @@ class Tree:
         self._over = False
         """An end is under way: the child's death means nothing any more."""
         self._handler_before: Any = None
+        self.last_words: Callable[[], object] = lambda: None
+        """Called by a dying engine that served, before anything else."""
 
     @property
     def scheduler_pid(self) -> int:
@@ -134,6 +136,7 @@ class Tree:
         self._over = True
         if self._serving:
             LOGGER.error("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
+            self.last_words()
             LOGGER.info("Sleeping %g seconds before crash diagnostics to let GPU activity settle.", self._settle_s)
             time.sleep(self._settle_s)
             if self._child is None or self._child.poll() is not None:
@@ -186,6 +189,7 @@ def serve(engine: Engine, listener: socket.socket, tree: Tree) -> int:
         )
         return 1
     scheduler.on_death = tree.scheduler_died
+    tree.last_words = engine.crash_dump.write
     server = _Server(engine, tree)
     thread = threading.Thread(target=scheduler.run, name="scheduler", daemon=True)
     received: list[int] = []

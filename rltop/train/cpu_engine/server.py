@@ -109,7 +109,10 @@ async def generate(engine: Engine, request: Request) -> Response:
         if body.get("stream"):
             engine.reader.read(body, lambda index, answer: None)
             return StreamingResponse(_streamed(engine, body), media_type="text/event-stream")
-        answers = await _unless_gone(request, collect(engine.reader, engine.scheduler, body))
+        with engine.crash_dump.request(body) as answered:
+            answers = await _unless_gone(request, collect(engine.reader, engine.scheduler, body))
+            if answers is not None:
+                answered(answers)
         return Response() if answers is None else json_answer(answers)
     except WrongType as error:
         raise BadRequest(str(error)) from error
@@ -121,7 +124,8 @@ async def generate(engine: Engine, request: Request) -> Response:
 
 
 async def _streamed(engine: Engine, body: Any) -> AsyncIterator[bytes]:
-    with engine.answering(("/generate", "POST")):  # the handler's own is over when the first event is sent
+    # The handler's own is over when the first event is sent.
+    with engine.answering(("/generate", "POST")), engine.crash_dump.request(body):
         async for event in stream(engine.reader, engine.scheduler, body):
             yield event
 
