@@ -17,6 +17,12 @@ def parse(text: str) -> UpConfig:
     return parse_up(text, where="up.toml", trainer_flags=FLAGS)
 
 
+def test_a_false_reaches_a_flag_that_may_be_left_open() -> None:
+    text = "[trainer]\ncolocate = true\noffload_train = false\ndeterministic = false\n"
+    flags = ("--colocate", "--offload-train", "--deterministic", "--no-offload-train")
+    assert parse_up(text, where="up.toml", trainer_flags=flags).flags == ("--colocate", "--no-offload-train")
+
+
 def test_flags_become_a_command_line_that_knows_its_lines() -> None:
     config = parse(
         '[run]\nname = "tiny-1"\n\n[trainer]\nnum_rollout = 60\ndeterministic = true\nkl-loss-coef = -0.5\n'

@@ -10,7 +10,7 @@ import pytest
 
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig, parse_args, to_argv
-from rltop.train.flags import field_docs
+from rltop.train.flags import field_docs, negated_names
 from rltop.train.presets import demo_args
 
 
@@ -170,6 +170,10 @@ def test_the_demo_writes_every_value_out() -> None:
     assert config.runs_actor_pass
     assert config.use_kl_loss
     assert "--rollout-batch-size" in argv
+
+
+def test_flags_that_may_be_left_open_have_a_form_that_says_no() -> None:
+    assert negated_names(TrainConfig) == ["--no-offload-train", "--no-offload-rollout"]
 
 
 def test_every_field_is_documented() -> None:
