@@ -345,8 +345,8 @@ class Engine:
             shown = RESERVED if slot.reserved else slot.state.value
             text = f"engine {self.id}: {before} -> {shown}" + (f": {slot.cause}" if slot.cause else "")
             level = "error" if alarm else _LEVEL.get(slot.state, "info")
-        if level == "info" and State.OFFLOADED in (before, slot.state):
-            level = "debug"  # the turns of a colocated run: twice in every rollout
+            if level == "info" and State.OFFLOADED in (before, slot.state):
+                level = "debug"  # the turns of a colocated run: twice in every rollout
             self.house.tell(level, text, self.id, before.value, shown)
         if before in SERVING and slot.state not in SERVING and not slot.reserved:
             self.house.left(self.id, slot.state is State.CRASHED or slot.failing is not None)
