@@ -135,6 +135,8 @@ def _keep(
     gone = {*FOREIGN, *spec.unset}
     env = {name: value for name, value in {**environ, **spec.env}.items() if name not in gone}
     env |= {"PYTHONUNBUFFERED": "1", DIRECTORY: marks(spec.marker, directory)[DIRECTORY]}
+    if spec.kind in STAND_INS and "SGLANG_CUDA_COREDUMP" not in env:
+        env.setdefault(CORE_DUMP, "0")  # a crash dump alone would turn core dumps on, as in SGLang
     order = {
         "record": str(directory / RECORD),
         "variable": MARKER,

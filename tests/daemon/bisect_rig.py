@@ -209,8 +209,11 @@ class Rig:
         await self.serving(engine)
 
     async def bisection(self, *, toggles: Sequence[str], **args: Any) -> dict[str, Any]:
-        """From the command to the end; the cell."""
-        given = {"toggles": list(toggles), "time_scale": SCALE, "mode": "exclusive", **args}
+        """From the command to the end; the cell.
+
+        Traffic is synthetic unless a test says otherwise: what was captured may be the one request of an early crash.
+        """
+        given = {"toggles": list(toggles), "time_scale": SCALE, "mode": "exclusive", "traffic": "synthetic", **args}
         op = await self.ended(await self.begin("bisect-start", args=given))
         assert op["state"] == "done", f"{op['text']}\n{self.story()}"
         return self.bisect()
