@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rltop.errors import RltopError
 from rltop.train.debug_flags import check_modes
+from rltop.train.fault_checks import check_faults
 
 if TYPE_CHECKING:
     from rltop.train.arguments import TrainConfig
@@ -61,33 +62,8 @@ def validate(config: TrainConfig) -> None:
         _check_ranks(config)
     _check_batch(config)
     check_modes(config)
-    if config.inject:
-        from rltop.train.inject import parse_fault  # needs torch, which a plain mistake must not wait for
-
-        for text in config.inject:
-            fault = parse_fault(text)
-            if fault.at_start and not config.check_weight_update_equal:
-                raise RltopError(
-                    "a fault of a sync that does not happen",
-                    where=f"--inject {text}",
-                    why="weights are only pushed before rollout 0 with --check-weight-update-equal",
-                    do=f"--check-weight-update-equal, or --inject {fault.name}@0",
-                )
-    if config.plants("lost-rotary") and config.engine != "cpu":
-        raise RltopError(
-            "a fault that only the CPU engine can have",
-            where="--inject lost-rotary",
-            why=f"--engine is {config.engine}, and no call makes SGLang lose a buffer",
-            do="--engine cpu",
-        )
     _check_equal(config)
-    if config.plants("pp-layer-ids") and config.pipeline_model_parallel_size == 1:
-        raise RltopError(
-            "a fault of the second pipeline stage without one",
-            where="--inject pp-layer-ids",
-            why="--pipeline-model-parallel-size is 1",
-            do="--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2",
-        )
+    check_faults(config)
 
 
 _RANGES: dict[str, tuple[float, str]] = {

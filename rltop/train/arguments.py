@@ -172,7 +172,10 @@ class TrainConfig:
     deterministic: bool = False
     """Fixed sample-to-engine map, fixed batches, deterministic kernels: two runs give the same bits."""
     inject: tuple[str, ...] = ()
-    """Plants a fault, NAME or NAME@ROLLOUT, to rehearse finding it; may be repeated."""
+    """Plants a fault, NAME or NAME@ROLLOUT, to rehearse finding it; may be repeated. Of the numbers: ref-perturb,
+    no-template, nan-grad, loss-sum. Of the weight sync, also NAME@start: swap-layers, pp-layer-ids, zero-norm,
+    nan-block, wrong-shape, lost-rotary; stale-tensor. Of --colocate: late-release, no-update-after-resume. One that
+    has no place in the run is refused."""
     ray_address: str | None = None
     """Ray cluster to join (also RAY_ADDRESS); without it a private one is started on this machine."""
     json: bool = False

@@ -48,7 +48,7 @@ _KINDS = (
     FaultKind("zero-norm", "sync", 0, False, "one norm (of a mixture of experts: one router) is pushed as zeros, once"),
     FaultKind("nan-block", "sync", 0, False, "a block of one weight is pushed as NaN, once"),
     FaultKind("wrong-shape", "sync", 0, False, "one weight is pushed without its last row, once"),
-    FaultKind("stale-tensor", "sync", 0, False, "one weight is pushed as it was in the version before, once"),
+    FaultKind("stale-tensor", "sync", 1, False, "one weight is pushed as it was in the version before, once"),
     FaultKind("lost-rotary", "sync", 0, False, "every engine loses its rotary tables in the update (CPU engine only)"),
     FaultKind(
         "late-release",

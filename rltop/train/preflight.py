@@ -14,6 +14,7 @@ from typing import Any
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.dump_preflight import check_dumps
+from rltop.train.fault_checks import check_faults_of_start
 from rltop.train.layout import Divisible, check_layout
 from rltop.train.resume import REFERENCE, TRACKER, find_checkpoint
 
@@ -56,6 +57,7 @@ def _check_resume(config: TrainConfig) -> None:
             do=f"--load {config.save} to go on, or another directory",
         )
     found = find_checkpoint(config.load) if config.load is not None else None
+    check_faults_of_start(config, None if found is None else found.iteration + 1, _layers(config))
     if found is None:
         return
     if found.iteration + 1 >= config.num_rollout:
@@ -75,6 +77,14 @@ def _check_resume(config: TrainConfig) -> None:
                 do="--ref-load CHECKPOINT",
             )
         require_checkpoint(reference, flag="--load", chat_template=False)
+
+
+def _layers(config: TrainConfig) -> int:
+    """Of the model; 0 where its configuration does not say."""
+    if config.hf_checkpoint is None or not config.plants("swap-layers"):
+        return 0
+    found = _read_json(config.hf_checkpoint / "config.json", "--hf-checkpoint").get("num_hidden_layers")
+    return found if isinstance(found, int) else 0
 
 
 def _same(one: Path | None, other: Path) -> bool:
