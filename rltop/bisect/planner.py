@@ -28,9 +28,9 @@ from rltop.bisect.trials import Running, Trial
 __all__ = ["Budget", "Next", "Planner", "Running", "Trial", "Verdict"]
 
 SURE = 0.95
-NONE_LEFT = 0.03
+NONE_LEFT = 0.012
 """No culprit is named while "none of these" is believed more than this."""
-SURVIVES = (2.5, 1.8, 1.4)
+SURVIVES = (3.0, 2.2, 1.6)
 """Quiet with everything on but a member of a named single, pair or triple, in mean times to a crash, at the least."""
 WINDOWS = (0.5, 1.5, 4.0)
 """Trial lengths that are weighed, in believed mean minutes to the crash."""
