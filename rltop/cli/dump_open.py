@@ -69,6 +69,8 @@ def chosen_dumps(pattern: str, *, evaluation: bool) -> list[DumpRef]:
     for ref in found:
         if ref.problem:
             note(f"{ref.path}: {ref.problem}")
+        elif ref.damage:
+            note(f"{ref.path}: {ref.damage}")
     readable = [ref for ref in found if not ref.problem]
     refs = [ref for ref in readable if ref.is_eval is evaluation]
     if not refs and not evaluation and readable:
@@ -153,6 +155,8 @@ def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
                     left -= 1
                     if left <= 0:
                         break
+                if (damage := dump.file.damaged()) is not None:  # also where the page ends before it
+                    raise damage
         except RltopError as error:  # what was before the damage is shown, then the other dumps
             if broken is not None:
                 note(str(broken))
@@ -192,15 +196,20 @@ def _fitting(dump: Dump, search: str, choose: Filter | None) -> Iterator[tuple[D
 
 
 def _sorted(refs: Sequence[DumpRef], wanted: Wanted, choose: Filter | None) -> Iterator[Shown]:
-    """Reads every dump; only the best `offset + limit` places are kept."""
+    """Reads every dump; only the best `offset + limit` places are kept. Damage is raised when they were shown."""
     from rltop.evidence.dump_rows import line_of, sort_key
+
+    broken: list[RltopError] = []
 
     def keys() -> Iterator[tuple[float, int, int]]:
         for number, ref in enumerate(refs):
-            with opened(ref) as dump:
-                for sample, trained in _fitting(dump, wanted.search, choose):
-                    own = sample.log_probs if trained is None else trained.log_probs
-                    yield sort_key(line_of(sample, own), wanted.sort), number, sample.at
+            try:
+                with opened(ref) as dump:
+                    for sample, trained in _fitting(dump, wanted.search, choose):
+                        own = sample.log_probs if trained is None else trained.log_probs
+                        yield sort_key(line_of(sample, own), wanted.sort), number, sample.at
+            except RltopError as error:
+                broken.append(error)
 
     best = heapq.nsmallest(wanted.offset + wanted.limit, keys())[wanted.offset :]
     with ExitStack() as stack:
@@ -211,6 +220,10 @@ def _sorted(refs: Sequence[DumpRef], wanted: Wanted, choose: Filter | None) -> I
                 dump = open_dumps[number] = Dump(refs[number], stack)
             sample = dump.file.sample(at)
             yield Shown(refs[number], sample, dump.trained(sample))
+    for error in broken[1:]:
+        note(str(error))
+    if broken:
+        raise broken[0]
 
 
 class Progress:

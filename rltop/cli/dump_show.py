@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltop.cli.dump_open import Shown, Wanted, chosen_dumps, opened, picked
 from rltop.cli.dump_text import LEGEND, Colour, sample_lines, with_colours
-from rltop.cli.output import note, number, print_json, size, table
+from rltop.cli.output import clean, note, number, print_json, size, table
 from rltop.errors import RltopError
 
 if TYPE_CHECKING:
@@ -78,19 +78,27 @@ def _text(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
     colours, texts = with_colours(how.colour), _Texts()
     last: DumpRef | None = None
     count = 0
-    for one in shown:
-        if one.ref is not last:
-            last = one.ref
-            print("\n".join(_title(one.ref, how)))
-            if colours and not count:
-                note(LEGEND)
-        told = whole(one.sample, one.trained, (), texts.of(one.ref))
-        print("\n".join(["", *sample_lines(told, colours=colours, everything=how.whole, tokens=how.tokens)]))
-        count += 1
+    broken: RltopError | None = None
+    try:
+        for one in shown:
+            if one.ref is not last:
+                last = one.ref
+                print("\n".join(_title(one.ref, how)))
+                if colours and not count:
+                    note(LEGEND)
+            told = whole(one.sample, one.trained, (), texts.of(one.ref))
+            print("\n".join(["", *sample_lines(told, colours=colours, everything=how.whole, tokens=how.tokens)]))
+            count += 1
+    except RltopError as error:  # what came before it was shown
+        broken = error
+    if not count and broken is not None:
+        raise broken
     if not count:
         note("no sample fits" if wanted.chosen or wanted.search or wanted.offset else "the dump has no samples")
     elif count == wanted.limit:
         note(f"{count} samples from {wanted.offset} on; the next: --offset {wanted.offset + count}")
+    if broken is not None:
+        raise broken
     return 0
 
 
@@ -98,17 +106,19 @@ def _title(ref: DumpRef, how: How) -> list[str]:
     parts = [str(ref.path), f"{'eval of ' if ref.is_eval else ''}rollout {number(ref.rollout_id)}", size(ref.bytes)]
     parts += [f"train dump {path}" for path in ref.train]
     found = _metrics(ref, how)
+    bad = [f"  DAMAGED: {clean(ref.damage)}"] if ref.damage else []
     if found is None:
         return [
             "  ".join(parts),
-            *([f"  metrics: --metrics (reads all of {size(ref.bytes)})"] if how.metrics is None else []),
+            *bad,
+            *([f"  metrics: --metrics (reads all of {size(ref.bytes)})"] if how.metrics is None and not bad else []),
         ]
-    return ["  ".join(parts), *table(("metric", "value"), list(found.items()), indent="  ")]
+    return ["  ".join(parts), *bad, *table(("metric", "value"), list(found.items()), indent="  ")]
 
 
 def _metrics(ref: DumpRef, how: How) -> dict[str, float] | None:
     """Recomputed from all samples; None unless asked for, or the dump is small."""
-    if how.metrics is False or (how.metrics is None and ref.bytes > METRICS_BYTES):
+    if how.metrics is False or ref.damage or (how.metrics is None and ref.bytes > METRICS_BYTES):
         return None
     from rltop.evidence.dump_stats import DumpStats
 
@@ -130,6 +140,7 @@ def _dump(ref: DumpRef, *, metrics: Mapping[str, float] | None) -> dict[str, Any
         "eval": ref.is_eval,
         "bytes": ref.bytes,
         "train": [str(path) for path in ref.train],
+        "damage": ref.damage,
     }
     return told if metrics is None else {**told, "metrics": dict(metrics)}
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from rltop.evidence.pickle_values import Unreadable
 
+MOST_WALKED_BYTES = 256 << 10
+"""Of a directory that is gone over when the file is opened; entries of a larger one are checked when they are read."""
 MOST_UNPACKED_BYTES = 256 << 20
 """Of a pickle in a compressed entry (torch compresses none)."""
 _END = struct.Struct("<4s4H2LH")
@@ -38,6 +40,8 @@ class Entry:
     packed: int
     """Bytes in the file."""
     method: int
+    crc: int
+    """CRC-32 of its bytes; 0: none was computed, as `torch.serialization.set_crc32_options(False)` has it."""
     after: int
     """Where the next entry of the directory begins."""
 
@@ -50,16 +54,20 @@ class Archive:
         self._view = view
         self._hint = 0
         self.damage = ""
+        """What is wrong with the archive itself, as far as it was seen."""
+        self._limit = len(view)
         try:
-            begin, end = _directory(view)
+            begin, end, count = _directory(view)
         except Unreadable as error:
             entry = _first(view) if salvage else None
             if entry is None:
                 raise
             self._names, self.damage = view[:0], str(error)
         else:
-            self._names = view[begin:end]
+            self._names, self._limit = view[begin:end], begin
             entry = self._pickle_entry()
+            if end - begin <= MOST_WALKED_BYTES:
+                self.damage = self._walked(count)
         self.prefix = entry.name[: -len("data.pkl")]
         """What the names of the archive's entries begin with."""
         self._entry = entry
@@ -68,17 +76,49 @@ class Archive:
         """The bytes of `data.pkl`, as they lie in the file."""
         return self._stored(self._entry) if self._entry.method == _STORED else self._unpacked(self._entry)
 
-    def record(self, name: str) -> memoryview | None:
-        """The bytes of the entry `prefix + name`. None where it is absent, damaged, or compressed."""
+    def record(self, name: str, reads: int = 0) -> memoryview | None:
+        """The bytes of the entry `prefix + name`. None where it is absent, damaged, or compressed.
+
+        reads: so many of them will be read; if that is all of them, their checksum is compared.
+        """
         full = (self.prefix + name).encode("utf-8", "replace")
         found = self._search(full, self._hint) or self._search(full, 0)
         if found is None or found.method != _STORED:
             return None
         self._hint = found.after
         try:
-            return self._stored(found)
-        except Unreadable:
+            raw = self._stored(found)
+            if reads and reads == len(raw) and found.crc:
+                self._compare(found, zlib.crc32(raw))
+            return raw
+        except Unreadable as error:
+            self.damage = self.damage or str(error)
             return None
+
+    @property
+    def has_sum(self) -> bool:
+        """Whether the archive says what the bytes of its pickle, as they lie in the file, add up to."""
+        return self._entry.method == _STORED and self._entry.crc != 0
+
+    def summed(self, crc: int) -> None:
+        """The CRC-32 of the pickle as it was read: another than the directory's is damage."""
+        self._compare(self._entry, crc)
+
+    def _compare(self, entry: Entry, crc: int) -> None:
+        if entry.crc != crc and not self.damage:
+            self.damage = f"damaged archive (the bytes of {entry.name} have another checksum than when it was written)"
+
+    def _walked(self, count: int) -> str:
+        """Why the directory is no list of `count` entries that lie before it; empty where it is."""
+        at = found = 0
+        while at < len(self._names):
+            entry = self._parse(at)
+            if entry is None:
+                return f"damaged archive (its directory is broken behind entry {found})"
+            if entry.header + _LOCAL.size + entry.packed > self._limit:
+                return f"damaged archive (its {entry.name} says that it is {entry.size} bytes)"
+            at, found = entry.after, found + 1
+        return "" if found == count else f"damaged archive (it lists {found} entries and says that it has {count})"
 
     def _pickle_entry(self) -> Entry:
         first = self._parse(0)
@@ -122,7 +162,7 @@ class Archive:
         name = bytes(self._names[begin : begin + name_size]).decode("utf-8", "replace")
         extra = self._names[begin + name_size : begin + name_size + extra_size]
         size, packed, header = _wide(extra, size, packed, header)
-        return Entry(name, header, size, packed, method, begin + name_size + extra_size + comment)
+        return Entry(name, header, size, packed, method, fields[7], begin + name_size + extra_size + comment)
 
     def _begin(self, entry: Entry) -> int:
         head = bytes(self._view[entry.header : entry.header + _LOCAL.size])
@@ -133,7 +173,7 @@ class Archive:
 
     def _stored(self, entry: Entry) -> memoryview:
         begin = self._begin(entry)
-        if begin + entry.size > len(self._view):
+        if begin + entry.size > self._limit:
             raise Unreadable(f"damaged archive (its {entry.name} says that it is {entry.size} bytes)")
         return self._view[begin : begin + entry.size]
 
@@ -152,23 +192,26 @@ class Archive:
         return memoryview(raw)
 
 
-def _directory(view: memoryview) -> tuple[int, int]:
-    """(begin, end) of the directory of a zip file. Raises Unreadable where it has none, as a file that was cut off."""
+def _directory(view: memoryview) -> tuple[int, int, int]:
+    """(begin, end, number of entries) of the directory of a zip file.
+
+    Raises Unreadable where it has none, as a file that was cut off."""
     tail = bytes(view[-(_MOST_COMMENT + _END.size) :])
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + _END.size > len(tail):
         raise Unreadable("truncated or damaged archive (it ends without a directory)")
-    size, begin = _END.unpack_from(tail, at)[5:7]
+    count, size, begin = _END.unpack_from(tail, at)[4:7]
     end = len(view) - len(tail) + at
     if at >= _LOCATOR.size and tail[at - _LOCATOR.size :][:4] == b"PK\x06\x07":
         place = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)[2]
         if place + _END64.size > len(view) or bytes(view[place : place + 4]) != b"PK\x06\x06":
             raise Unreadable("truncated or damaged archive (its 64 bit directory is not where it should be)")
-        size, begin = _END64.unpack_from(view, place)[8:10]
+        count, size, begin = _END64.unpack_from(view, place)[7:10]
         end = place
-    if begin + size > end:
-        raise Unreadable("truncated or damaged archive (its directory is larger than the file)")
-    return begin, begin + size
+    if begin + size != end:
+        what = "are missing from" if begin + size > end else "were added to"
+        raise Unreadable(f"truncated or damaged archive ({abs(begin + size - end)} bytes {what} its middle)")
+    return begin, end, count
 
 
 def _first(view: memoryview) -> Entry | None:
@@ -181,7 +224,7 @@ def _first(view: memoryview) -> Entry | None:
     size = len(view) - _LOCAL.size - name_size - extra_size
     if method != _STORED or not name.endswith("data.pkl") or size <= 0:
         return None
-    return Entry(name, 0, size, size, method, 0)
+    return Entry(name, 0, size, size, method, 0, 0)
 
 
 def _wide(extra: memoryview, size: int, packed: int, header: int) -> tuple[int, int, int]:

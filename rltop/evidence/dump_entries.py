@@ -6,6 +6,7 @@ policy: `Unreadable` with the reason; entries found before the broken place can 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,8 @@ class Entries:
         self._file = file
         self._samples = Samples(file.data, file.at)
         self._told = file.at
+        self._sum, self._summed = 0, 0 if file.archive is not None and file.archive.has_sum else -1
+        """CRC-32 of the first so many bytes of the pickle; -1: nobody knows what it should be."""
         self._broken: Unreadable | None = None
         first = self._samples.element(0) if self.reach(1) else None
         self.kind: DumpKind = kind_of(self.head, first)
@@ -65,12 +68,25 @@ class Entries:
                 # Before every step: the step reads what may be gone.
                 self._file.touched(self._samples.at - self._told)
                 self._told = self._samples.at
-                if next(self._samples.scan(), None) is None:
+                ended = next(self._samples.scan(), None) is None
+                self._add_up()
+                if ended:
                     return
                 yield
         except Unreadable as error:
             self._broken = error
             raise
+
+    def _add_up(self) -> None:
+        """The checksum of what was gone over; at the end it is compared."""
+        end = len(self._file.data) if self.ended else self._samples.at
+        if self._summed < 0 or end <= self._summed:
+            return
+        self._sum = zlib.crc32(self._file.data[self._summed : end], self._sum)
+        self._summed = end
+        if self.ended and self._file.archive is not None:
+            self._summed = -1
+            self._file.archive.summed(self._sum)
 
     def reach(self, count: int) -> bool:
         """Finds entries up to a number of them; False where there are fewer. Raises Unreadable."""

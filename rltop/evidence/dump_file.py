@@ -163,10 +163,17 @@ class DumpFile:
             yield one
             at += 1
 
+    def damaged(self) -> RltopError | None:
+        """The error for a file that is damaged as far as was seen by now. None: nothing was seen."""
+        return self._broken(self.damage) if self.damage else None
+
     # -- inside
 
     def _broken(self, why: str) -> RltopError:
-        return _unreadable(self.path, f"{self.damage or why} ({len(self._entries)} samples before it)")
+        return _unreadable(self.path, f"{self.damage or why} ({self._told()})")
+
+    def _told(self) -> str:
+        return f"{len(self._entries)} samples" + (" before it" if not self._entries.ended else " in it")
 
     def _is_reached(self, upto: int | None) -> bool:
         return self._entries.ended or (upto is not None and len(self._entries) >= upto)
@@ -234,6 +241,6 @@ def _is_json(path: Path) -> bool:
 
 def _unreadable(path: Path, why: str) -> RltopError:
     do = "give a file that torch.save or pickle wrote, or JSON lines"
-    if "truncated" in why or "cut off" in why or "empty" in why:
+    if "truncated" in why or "cut off" in why or "empty" in why or "damaged" in why:
         do = "copy it again, or take another rollout's: the run was stopped, or its disk full, while it was written"
     return RltopError("cannot read this dump", where=str(path), why=why, do=do)

@@ -37,6 +37,8 @@ class DumpRef:
     """Train dumps of the same rollout, found beside it; joined by `rollout_position`."""
     problem: str = ""
     """Why it can not be read."""
+    damage: str = ""
+    """What is wrong with a file of which samples can be read all the same, as far as it shows when it is opened."""
 
 
 def find_dumps(pattern: str) -> list[DumpRef]:
@@ -120,7 +122,7 @@ def _ref(path: Path) -> DumpRef:
     try:
         size = path.stat().st_size
         with DumpFile.open(path) as dump:
-            return DumpRef(path, dump.kind, dump.rollout_id, dump.is_eval, size)
+            return DumpRef(path, dump.kind, dump.rollout_id, dump.is_eval, size, damage=dump.damage)
     except OSError as error:
         return DumpRef(path, None, None, problem=error.strerror or str(error))
     except RltopError as error:

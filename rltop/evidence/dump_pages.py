@@ -59,6 +59,7 @@ def listed(refs: Sequence[DumpRef], places: Sequence[str]) -> DumpsAnswer:
                 "t": changed,
                 "train": [str(path) for path in ref.train],
                 "problem": ref.problem,
+                "damage": ref.damage,
             }
         )
     why = "" if out else f"no dump lies at {', '.join(places)}: --save-debug-rollout-data or --dump-details writes them"

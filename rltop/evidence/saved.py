@@ -26,6 +26,7 @@ MOST_PICKLE_BYTES = 1 << 30
 MOST_TENSOR_BYTES = 64 << 20
 FORGET_BYTES = 16 << 20
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_STOP = 0x2E
 _LEGACY_HEAD = 4096
 """Bytes in which the three small pickles before the value lie."""
 _ARRAY = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
@@ -45,8 +46,13 @@ class Mapped:
     swapped: bool = False
     descriptor: int = -1
     touched_bytes: int = 0
-    damage: str = ""
-    """Why not all of it can be read."""
+    ending: str = ""
+    """What is wrong with the end of a plain pickle."""
+
+    @property
+    def damage(self) -> str:
+        """Why not all of it can be read, or is what was written, as far as it was seen."""
+        return self.archive.damage if self.archive is not None else self.ending
 
     def floats(self, ref: TensorRef) -> list[float]:
         """Values of a tensor, flat. Empty where it can not be read: other layout, too large, cut off."""
@@ -56,7 +62,7 @@ class Mapped:
             self.touched(ref.nbytes)
         except Unreadable:
             return []
-        raw = self.archive.record(f"data/{ref.key}")
+        raw = self.archive.record(f"data/{ref.key}", ref.nbytes)
         begin = ref.offset * WIDTH.get(ref.dtype, 0)
         part = b"" if raw is None else bytes(raw[begin : begin + ref.nbytes])
         return decode(part, ref.dtype, swapped=self.swapped) if len(part) == ref.nbytes else []
@@ -129,9 +135,11 @@ def _mapped(descriptor: int, salvage: bool) -> Iterator[Mapped]:
             archive = Archive(view, salvage=salvage)
             order = archive.record("byteorder")  # absent in older files
             swapped = order is not None and bytes(order[:8]) == b"big"
-            yield Mapped(archive.pickle(), 0, size, data, archive, swapped, descriptor, damage=archive.damage)
+            yield Mapped(archive.pickle(), 0, size, data, archive, swapped, descriptor)
         else:
-            yield Mapped(view, _begin(view), size, data, descriptor=descriptor)
+            at = _begin(view)
+            ending = "" if at or view[-1] == _STOP else "truncated: it does not end as a pickle does"
+            yield Mapped(view, at, size, data, descriptor=descriptor, ending=ending)
     finally:
         with suppress(BufferError):  # an error's frames may still look at it
             view.release()

@@ -107,6 +107,8 @@ class DumpDesk:
         if dump is None:
             return [(self.list.why or f"looking for dumps {self._glyphs.more}", "dim")]
         facts: list[Span] = []
+        if dump.get("damage") and not self.list.broken:
+            facts.append((clean(dump["damage"], ascii_only=self._glyphs.ascii_only), "bad"))
         if len(self.dumps) > 1:
             facts.append((f"file {self.at + 1}/{len(self.dumps)}", "text"))
         if self.list.ended and not self.filter and self.group_at < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,7 @@ def test_samples_before_the_damage_are_shown(tmp_path: Path, capsys: pytest.Capt
     found = json.loads(out)
     assert (code, len(found["samples"]) > 3, "truncated" in found["broken"]) == (2, True, True)
     code, out, _ = run(capsys, "show", path, "-n", 2, "--no-metrics")
-    assert (code, "sample 1" in out) == (0, True)
+    assert (code, "sample 1" in out) == (2, True)
     code, _, err = run(capsys, "stats", path)
     assert (code, "truncated" in err) == (2, True)
 
@@ -300,3 +301,65 @@ def test_a_broken_dump_among_others_is_named(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert "sample 0" in out
     assert "4.pt: truncated or damaged archive" in err
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.9999])
+def test_a_dump_that_lost_its_end_says_so_on_every_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    path = rollout(tmp_path / "3.pt", 64)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: min(int(len(raw) * share), len(raw) - 1)])
+    code, out, err = run(capsys, "show", path, "-n", 2, "--plain")
+    assert (code, "sample 1  index 1" in out) == (2, True)
+    assert "DAMAGED: truncated or damaged archive" in out
+    assert "truncated or damaged archive" in err
+    assert "the next: --offset 2" in err
+    code, out, _ = run(capsys, "show", path, "-n", 2, "--json")
+    found = json.loads(out)
+    assert (code, len(found["samples"]), "truncated" in found["broken"]) == (2, 2, True)
+    assert "truncated" in found["dumps"][0]["damage"]
+    code, out, _ = run(capsys, "show", path, "--sort", "-length", "-n", 1)
+    assert (code, out.count("\nsample ")) == (2, 1)
+
+
+def without_middle(raw: bytes) -> bytes:
+    return raw[:3000] + raw[3100:]
+
+
+def with_middle(raw: bytes) -> bytes:
+    return raw[:3000] + bytes(100) + raw[3000:]
+
+
+def lying_directory(raw: bytes) -> bytes:
+    at = raw.rfind(b"PK\x05\x06")
+    return raw[: at + 8] + b"\x09\x00\x09\x00" + raw[at + 12 :]
+
+
+@pytest.mark.parametrize("harm", [without_middle, with_middle, lying_directory])
+def test_a_damaged_directory_is_seen_when_the_dump_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: Any
+) -> None:
+    path = rollout(tmp_path / "3.pt", 64)
+    path.write_bytes(harm(path.read_bytes()))
+    code, out, err = run(capsys, "show", path, "-n", 1, "--plain")
+    assert (code, "DAMAGED: " in out, "damaged archive" in err) == (2, True, True)
+
+
+def test_a_flipped_byte_is_found_where_all_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = rollout(tmp_path / "3.pt", 64)
+    raw = path.read_bytes()
+    at = raw.rfind(b"answer 63 ")
+    path.write_bytes(raw[:at] + b"ANSWER" + raw[at + 6 :])
+    code, _, err = run(capsys, "stats", path)
+    assert (code, "another checksum" in err) == (2, True)
+    code, out, _ = run(capsys, "show", path, "--json", "-n", 100)
+    assert (code, len(json.loads(out)["samples"])) == (2, 64)
+
+
+def test_a_cut_plain_pickle_says_so_on_the_first_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "3.pkl"
+    raw = pickle.dumps({"rollout_id": 3, "samples": [sample(at) for at in range(64)]})
+    path.write_bytes(raw[: len(raw) // 2])
+    code, out, _ = run(capsys, "show", path, "-n", 1)
+    assert (code, "DAMAGED: truncated" in out) == (2, True)

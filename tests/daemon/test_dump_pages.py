@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
@@ -112,7 +113,12 @@ async def test_a_viewer_pages_through_the_runs_dumps_also_when_it_is_dead(tmp_pa
 
 
 def readers(daemon: int) -> list[psutil.Process]:
-    return [one for one in psutil.Process(daemon).children() if "rltop.daemon.dump_pages" in one.cmdline()]
+    found = []
+    for one in psutil.Process(daemon).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended, perhaps a moment ago
+            if "rltop.daemon.dump_pages" in one.cmdline():
+                found.append(one)
+    return found
 
 
 def unread(process: psutil.Process) -> int:
