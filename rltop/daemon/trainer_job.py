@@ -297,7 +297,11 @@ def how_it_ended(code: int | None, *, asked: bool, log: Path, log_from: int = 0)
 
 
 def last_line(log: Path, start: int = 0) -> str:
-    """The last line of a log that says anything, from byte `start` on; "" when there is none."""
+    """The last line of a log that says why its program ended, from byte `start` on; "" when there is none.
+
+    Lines that are indented (the `why` and `do` of an error of rltop, the frames of a traceback) belong to the line
+    above them, and the JSON object of `--json` is no reason.
+    """
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -305,8 +309,13 @@ def last_line(log: Path, start: int = 0) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else ""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line[0].isspace() and not _is_object(line)]
+    return (said or lines or [""])[-1].strip()[:500]
+
+
+def _is_object(line: str) -> bool:
+    return line.startswith('{"') and line.endswith("}")
 
 
 def _alive(process: psutil.Process) -> bool:

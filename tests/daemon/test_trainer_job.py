@@ -244,3 +244,16 @@ async def test_room_for_the_log_is_reserved_and_given_back(tmp_path: Path) -> No
     await job.stop()
     await job.wait()
     assert job.log.stat().st_blocks * 512 < 1 << 18
+
+
+def test_the_reason_of_an_end_is_the_first_line_of_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    log.write_text("before\nrltop: --lr: bad value\n  why: it is -1\n  do:  --lr 1e-3\n")
+    assert last_line(log) == "rltop: --lr: bad value"
+    with log.open("a") as file:
+        file.write('{"schema": 1, "reason": "failed"}\n')
+    assert last_line(log) == "rltop: --lr: bad value"
+    log.write_text('Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n')
+    assert last_line(log) == "ValueError: no"
+    log.write_text("  only this\n")
+    assert last_line(log) == "only this"

@@ -325,3 +325,16 @@ def test_nothing_that_a_run_sends_breaks_a_pane(
 @pytest.mark.parametrize("when", [float("inf"), float("nan"), 1e300, -1e300, True, None, "soon"])
 def test_a_time_on_no_calendar_is_dashes(when: object) -> None:
     assert Frame(state={}, link=Link("live", 0.0), clock=local_clocks().stamp).stamp(when) == "--:--:--"
+
+
+@pytest.mark.parametrize("mode", ["rollout-only", "train-only"])
+def test_a_run_of_one_side_says_so_from_80_columns_on(mode: str) -> None:
+    run = {"name": "a-run-with-a-long-name-1", "framework": "rltop", "mode": mode, "state": "running"}
+    link = Link(status="live", age_s=3.0, viewers=2)
+    for width in (80, 120):
+        rows = header_rows(frame({"run": run}, link), width)
+        assert mode in plain_text(rows[:1])
+        assert "● running" in plain_text(rows[:1])
+        assert all(row_cells(row) <= width for row in rows)
+    assert "rltop · full" in header({"run": run | {"mode": "full"}}, 120)
+    assert "full" not in header({"run": run | {"mode": "full"}}, 60)

@@ -10,6 +10,8 @@ from rltop.tui.view import Frame
 
 _RUN_STYLE = {"running": "ok", "failed": "bad", "lost": "bad", "interrupted": "warn", "done": "accent"}
 _BAR = 8
+_LEAST_NAME = 8
+"""Cells of the run's name that stay."""
 
 
 def header_rows(frame: Frame, width: int) -> list[Row]:
@@ -36,12 +38,21 @@ def _stale(row: Row, frame: Frame) -> Row:
 
 
 def _who(run: RunView, frame: Frame, room: int) -> Row:
-    """Product, run, framework and mode, state. Framework and mode give way when it gets narrow."""
-    facts = f" {frame.glyphs.dot} ".join(frame.safe(item) for item in (run.framework, run.mode) if item)
+    """Product, run, framework and mode, state. When it gets narrow the framework gives way, then the mode; but a run of
+    one side alone says so at any width: half of the screen is empty on purpose."""
     name: Row = ((" rltop ", "accent+b"), (frame.safe(run.name) or "no run yet", "strong"))
-    about: Row = ((f"  {facts}", "dim"),) if facts else ()
     state = _stale(_state(run, frame), frame)
-    return (*name, *about, *state) if row_cells((*name, *about, *state)) <= room else (*name, *state)
+    one_side = run.mode and run.mode != "full"
+    for shown in ((run.framework, run.mode), (run.mode,), (run.mode,) if one_side else ()):
+        facts = f" {frame.glyphs.dot} ".join(frame.safe(item) for item in shown if item)
+        row = (*name, *(((f"  {facts}", "warn" if one_side else "dim"),) if facts else ()), *state)
+        if row_cells(row) <= room:
+            return row
+    over = row_cells(row) - room
+    if one_side and over > 0:  # the run's own name is cut before what it is
+        keep = max(_LEAST_NAME, row_cells((name[1],)) - over)
+        return (name[0], *crop((name[1],), keep), *row[2:])
+    return row
 
 
 def _state(run: RunView, frame: Frame) -> Row:
