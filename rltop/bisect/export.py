@@ -1,120 +1,336 @@
-"""A bisection as a page for a bug report (Markdown) and as data (JSON schema 1). Pure: text in, text out.
+"""A bisection as a page for a bug report (Markdown) and as data (JSON schema 1). Pure: what is known in, text out.
 
-Nothing in it was not seen: the matrix has every trial, also those that did not count, with its exposure; the confidence
-is the posterior after all of them. Keys and paths are the caller's to scrub before (`rltop.runs.masks`).
+Written for whoever maintains the engine and never heard of rltop: what crashes, which features it takes and how sure
+that is, what to type to see it, what to turn off meanwhile. Nothing in it was not seen: the matrix has every trial,
+also those that did not count, with its exposure. Names of people are left out; keys, hosts and paths are taken out
+of what comes in (`rltop.runs.scrub`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rltop.bisect.belief import Belief, Trial
-from rltop.bisect.facts import Moved
-from rltop.bisect.planner import Verdict
-from rltop.bisect.space import OTHER
+from rltop.bisect.story import Story, TrialStory, minutes_text, percent
 
 SCHEMA = 1
+LEAST_SHOWN = 0.005
+"""Culprits believed less than this are left out of the page."""
+_TITLES: Mapping[str, str] = {
+    "ima": "Illegal memory access",
+    "misaligned": "Misaligned address on the GPU",
+    "launch-failure": "Launch failure on the GPU",
+    "illegal-instruction": "Illegal instruction on the GPU",
+    "oom": "Out of memory",
+    "hang": "Hang",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """All that is known at the end, or so far."""
+class Evidence:
+    """What is known of the engine and of the crash beside the bisection's cell. Empty: unknown."""
 
-    title: str
-    """`IMA on engine 1 of run birch-14`."""
-    verdict: Verdict
-    belief: Belief
-    trials: Sequence[Trial]
-    moved: Sequence[Moved] = ()
-    kernel: str = ""
+    kind: str = ""
+    """`sglang`, or which stand-in it was."""
     versions: Mapping[str, str] = field(default_factory=dict)
     argv: Sequence[str] = ()
+    """The launch with everything on, every value pinned that a toggle would move."""
+    smallest: Sequence[str] = ()
+    """The launch with nothing on but the culprit."""
     env: Mapping[str, str] = field(default_factory=dict)
+    pins: Sequence[str] = ()
     log: Sequence[str] = ()
     """The lines around the first fault."""
-    minutes: float = 0.0
-    """Wall time so far."""
-    stand_in: str = ""
-    """What was not the real thing: the CPU engine, an injected fault."""
+    missing: Sequence[str] = ()
+    """What could not be had, and why."""
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """Schema 1; masks as lists of names."""
-    space = report.belief.space
-    verdict = report.verdict
+def as_json(story: Story, evidence: Evidence) -> dict[str, Any]:
+    """Schema 1."""
+    verdict, kernel, crash = story.verdict, story.kernel, story.crash
     return {
         "schema": SCHEMA,
-        "title": report.title,
-        "state": verdict.state,
-        "culprit": None if verdict.culprit in (None, OTHER) else list(space.names(verdict.culprit)),
-        "probability": round(verdict.probability, 4),
-        "text": verdict.text,
-        "kernel": report.kernel or None,
-        "stand_in": report.stand_in or None,
-        "minutes": round(report.minutes, 2),
-        "toggles": list(space.toggles),
-        "left": [{"culprit": space.words(c), "probability": round(p, 4)} for c, p in verdict.left],
-        "involved": {name: round(chance, 4) for name, chance in report.belief.involved().items()},
-        "facts": [{"fact": one.fact, "factors": dict(one.factors)} for one in report.moved],
-        "trials": [
-            {
-                "on": list(space.names(trial.arm)),
-                "minutes": round(trial.minutes, 3),
-                "outcome": _outcome(trial),
-                "counts": trial.counts,
-            }
-            for trial in report.trials
-        ],
-        "versions": dict(report.versions),
-        "argv": list(report.argv),
-        "env": dict(report.env),
-        "log": list(report.log),
+        "title": title(story, evidence),
+        "id": story.id,
+        "state": story.state,
+        "culprit": None if verdict is None or verdict.culprit is None else list(verdict.culprit),
+        "probability": None if verdict is None else round(verdict.p, 4),
+        "text": verdict.text if verdict is not None else story.headline(),
+        "left": [{"culprit": list(names), "probability": round(p, 4)} for names, p in verdict.left] if verdict else [],
+        "rehearsal": story.rehearsal or None,
+        "crash": {
+            "fingerprint": crash.fingerprint,
+            "cause": crash.cause,
+            "phase": crash.phase,
+            "weight_version": crash.weight_version,
+        },
+        "kernel": None
+        if kernel is None
+        else {"name": kernel.name, "block": kernel.block or None, "source": kernel.source, "weaker": kernel.weaker},
+        "minutes": round(story.minutes, 2),
+        "engines": len(story.engines),
+        "toggles": list(story.toggles),
+        "fixed": list(story.fixed),
+        "posterior": [{"culprit": list(one.culprit), "words": one.words, "p": one.p} for one in story.posterior],
+        "involved": dict(story.involved),
+        "facts": [{"fact": one.text, "moves": [[list(names), x] for names, x in one.moves]} for one in story.facts],
+        "traffic": {"source": story.traffic, "requests": story.requests, "concurrency": story.concurrency},
+        "trials": [_trial_json(trial) for trial in story.trials],
+        "workarounds": [{"off": name, "argv": list(argv), "quiet_min": quiet} for name, argv, quiet in _around(story)],
+        "kind": evidence.kind,
+        "versions": dict(evidence.versions),
+        "argv": list(evidence.argv),
+        "smallest_argv": list(evidence.smallest),
+        "env": dict(evidence.env),
+        "pins": list(evidence.pins),
+        "log": list(evidence.log),
+        "notes": [*story.notes, *evidence.missing],
     }
 
 
-def as_markdown(report: Report) -> str:
+def _trial_json(trial: TrialStory) -> dict[str, Any]:
+    return {
+        "n": trial.n,
+        "on": sorted(trial.on),
+        "off": sorted(trial.off),
+        "outcome": trial.outcome,
+        "counts": trial.counts,
+        "minutes": round(trial.minutes, 3),
+        "fingerprint": trial.fingerprint or None,
+        "kernel": trial.kernel or None,
+        "note": trial.note,
+        "argv": list(trial.argv),
+    }
+
+
+def as_markdown(story: Story, evidence: Evidence) -> str:
     """The page."""
-    space, verdict = report.belief.space, report.verdict
-    lines = [f"# {report.title}", "", f"**{_headline(report)}**", ""]
-    if report.stand_in:
-        lines += [f"> Not the real thing: {report.stand_in}.", ""]
-    if report.kernel:
-        lines += [f"Kernel: `{report.kernel}`", ""]
-    lines += [f"{len(report.trials)} trials in {report.minutes:.0f} minutes.", "", "## Trials", ""]
-    lines += ["| # | " + " | ".join(space.toggles) + " | outcome | exposure |"]
-    lines += ["|---|" + "---|" * (len(space.toggles) + 2)]
-    for number, trial in enumerate(report.trials, start=1):
-        cells = ["on" if trial.arm >> at & 1 else "**off**" for at in range(len(space.toggles))]
-        lines.append(f"| {number} | {' | '.join(cells)} | {_outcome(trial)} | {trial.minutes:.1f} min |")
-    lines += ["", "## Confidence", "", "| culprit | probability |", "|---|---|"]
-    lines += [f"| {space.words(culprit)} | {chance:.1%} |" for culprit, chance in report.belief.ranking(0.005)]
-    if report.moved:
-        lines += ["", "## What the crash itself said", "", *(f"- {one.text()}" for one in report.moved)]
-    if verdict.left and verdict.culprit is None:
-        lines += ["", "Not told apart: " + ", ".join(f"{space.words(c)} ({p:.0%})" for c, p in verdict.left) + "."]
-    if report.versions:
-        lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items())]
-    if report.argv:
-        env = [f"{name}={value}" for name, value in report.env.items()]
-        lines += ["", "## Command", "", "```sh", " ".join([*env, *report.argv]), "```"]
-    if report.log:
-        lines += ["", "## Log", "", "```", *report.log, "```"]
+    lines = [f"# {title(story, evidence)}", ""]
+    if story.rehearsal:
+        lines += [f"> **A rehearsal, not a bug report:** {story.rehearsal}.", ""]
+    lines += [*_summary(story), ""]
+    lines += [*_combinations(story), *_workarounds(story), *_reproduce(story, evidence), *_confidence(story)]
+    lines += [*_facts(story), *_matrix(story), *_environment(story, evidence), *_log(story, evidence)]
     return "\n".join(lines) + "\n"
 
 
-def _headline(report: Report) -> str:
-    verdict, space = report.verdict, report.belief.space
-    match verdict.state:
-        case "found" if verdict.culprit is not None:
-            return f"{space.words(verdict.culprit)} ({verdict.probability:.0%}): {verdict.text.partition(': ')[2]}"
-        case "open":
-            return f"not finished; so far {verdict.text}"
-        case _:
-            return verdict.text
+def title(story: Story, evidence: Evidence) -> str:
+    """`Illegal memory access in decode with cuda_graph x speculative (SGLang 0.5.23)`."""
+    kind, _, rest = story.crash.fingerprint.partition("/")
+    words = _TITLES.get(kind, f"Crash ({kind})" if kind else "Crash")
+    phase = story.crash.phase or rest.partition("/")[0]
+    words += f" in {phase}" if phase else ""
+    if story.state == "found" and story.verdict is not None:
+        words += f" with {story.verdict.words}"
+    version = evidence.versions.get("sglang", "")
+    stand_in = "" if evidence.kind in ("", "sglang") else f", seen on rltop's {evidence.kind} engine, a stand-in"
+    return words + (f" (SGLang {version}{stand_in})" if version else "")
 
 
-def _outcome(trial: Trial) -> str:
-    told = "crashed" if trial.crashed else "quiet"
-    return told if trial.counts else f"{told}, not counted"
+def _summary(story: Story) -> Iterator[str]:
+    told = story.explained()
+    yield f"**{_line(story.headline())}**" + (f" {_line(told)}." if told and told != story.headline() else "")
+    yield ""
+    crash = story.crash
+    yield f"- crash: `{_code(crash.fingerprint)}`" + (f": {_line(crash.cause)}" if crash.cause else "")
+    if story.kernel is not None:
+        kernel = story.kernel
+        where = f", block {kernel.block}" if kernel.block else ""
+        weaker = ", which is weaker: it tells the launch, not the fault" if kernel.weaker else ""
+        yield f"- kernel: `{_code(kernel.name)}`{_line(where)} (from {_line(kernel.source)}{weaker})"
+    else:
+        yield "- kernel: not known"
+    exposed = sum(trial.minutes for trial in story.trials)
+    engines = f"{len(story.engines)} engine{'s' * (len(story.engines) != 1)}"
+    yield f"- {story.counts()}, on {engines}, {minutes_text(exposed)} under traffic"
+    traffic = ", ".join(
+        [
+            story.traffic or "not known",
+            *([f"{story.requests} requests"] if story.requests else []),
+            *([f"{story.concurrency} at once"] if story.concurrency else []),
+        ]
+    )
+    yield f"- traffic in every trial: {_line(traffic)}"
+    if story.crash.weight_version:
+        yield f"- weights in every trial: version {_line(story.crash.weight_version)}"
+    if story.verdict is not None and story.verdict.culprit is None and story.verdict.left:
+        left = ", ".join(f"{' x '.join(names) or 'none'} ({percent(p)})" for names, p in story.verdict.left)
+        yield f"- not told apart: {_line(left)}"
+
+
+# ---------------------------------------------------------------------- what was tried
+
+
+def _combinations(story: Story) -> Iterator[str]:
+    """One line per set of features, the ones that crashed first: what a reader wants to see before single trials."""
+    arms: dict[frozenset[str], list[TrialStory]] = {}
+    for trial in story.trials:
+        if trial.counts and trial.outcome in ("crashed", "quiet", "aborted"):
+            arms.setdefault(trial.on, []).append(trial)
+    if not arms:
+        return
+    yield from ("## Which features it takes", "")
+    yield f"| {' | '.join(map(_cell, story.toggles))} | crashed | of trials | time under traffic |"
+    yield "|" + "---|" * (len(story.toggles) + 3)
+    for on, trials in sorted(arms.items(), key=lambda item: (-_crashes(item[1]), len(item[0]), sorted(item[0]))):
+        states = ["on" if name in on else "**off**" for name in story.toggles]
+        exposed = sum(trial.minutes for trial in trials)
+        crashes = _crashes(trials)
+        shown = f"**{crashes}**" if crashes else "0"
+        yield f"| {' | '.join(states)} | {shown} | {len(trials)} | {minutes_text(exposed)} |"
+    yield ""
+    yield "The engine's own start and the time until it was ready are not counted as time under traffic."
+    yield ""
+
+
+def _crashes(trials: Sequence[TrialStory]) -> int:
+    return sum(trial.outcome == "crashed" for trial in trials)
+
+
+def _around(story: Story) -> list[tuple[str, tuple[str, ...], float]]:
+    """Culprit's member -> arguments that turn it alone off, and how long that was quiet without any crash."""
+    culprit = story.verdict.culprit if story.verdict is not None and story.state == "found" else None
+    found = []
+    for name in culprit or ():
+        off = {name, *story.aliases.get(name, ())}
+        mine = [trial for trial in story.trials if trial.counts and name in trial.off and trial.off <= off]
+        quiet = sum(trial.minutes for trial in mine)
+        if mine and quiet and not _crashes(mine):
+            found.append((name, mine[0].argv, round(quiet, 2)))
+    return found
+
+
+def _workarounds(story: Story) -> Iterator[str]:
+    if found := _around(story):
+        yield from ("## Workaround", "", "No crash with one of these off and everything else on:", "")
+        for name, argv, quiet in found:
+            how = f": `{_code(', '.join(argv))}`" if argv else ""
+            yield f"- {_line(name)} off ({minutes_text(quiet)}){how}"
+        yield ""
+
+
+def _matrix(story: Story) -> Iterator[str]:
+    if not story.trials:
+        return
+    yield from ("## Every trial", "")
+    yield f"| # | {' | '.join(map(_cell, story.toggles))} | outcome | under traffic | remark |"
+    yield "|" + "---|" * (len(story.toggles) + 4)
+    for trial in story.trials:
+        states = ["on" if name in trial.on else "**off**" for name in story.toggles]
+        remark = [] if trial.counts else ["not counted"]
+        remark += [trial.note] if trial.note else []
+        if trial.fingerprint and trial.fingerprint != story.crash.fingerprint:
+            remark.append(f"`{_code(trial.fingerprint)}`")
+        remark += [f"`{_code(trial.kernel)}`"] if trial.kernel else []
+        told = f"**{trial.outcome}**" if trial.outcome == "crashed" else trial.outcome
+        yield (
+            f"| {trial.n} | {' | '.join(states)} | {told} | {minutes_text(trial.minutes)} "
+            f"| {_cell('; '.join(remark))} |"
+        )
+    yield ""
+    for name in story.fixed:
+        yield f"{_line(name)} was never off: it cannot be turned off here."
+    for name, others in story.aliases.items():
+        yield f"{_line(name)} off takes {_line(', '.join(others))} with it."
+    yield ""
+
+
+def _confidence(story: Story) -> Iterator[str]:
+    shown = [one for one in story.posterior if one.p >= LEAST_SHOWN]
+    if not shown:
+        return
+    yield from ("## How sure that is", "")
+    yield "| what it takes to crash | probability after all trials |"
+    yield "|---|---|"
+    for one in shown:
+        yield f"| {_cell(one.words)} | {one.p:.1%} |"
+    yield ""
+    yield (
+        "A set of features is a culprit when the crash needs all of them. A quiet trial speaks against those that were "
+        "on in it, by how long it was quiet; how often it crashes is learnt from the crashes themselves."
+    )
+    yield ""
+
+
+def _facts(story: Story) -> Iterator[str]:
+    if story.facts:
+        yield from ("## What the crash itself said, before any trial", "")
+        for one in story.facts:
+            moved = one.moved()
+            yield f"- {_line(one.text)}" + (f" (likelier or less likely: {_line(moved)})" if moved else "")
+        yield ""
+
+
+# ---------------------------------------------------------------------- what to type
+
+
+def _reproduce(story: Story, evidence: Evidence) -> Iterator[str]:
+    if not evidence.argv:
+        return
+    yield from ("## To reproduce", "")
+    if evidence.smallest:
+        yield "The fewest features that crash:"
+        yield from ("", *_fenced([_command(evidence.env, evidence.smallest)], "sh"), "")
+        yield "Everything on:"
+    else:
+        yield "Everything on:"
+    yield from ("", *_fenced([_command(evidence.env, evidence.argv)], "sh"), "")
+    if evidence.pins:
+        pins = ", ".join(f"`{_code(pin)}`" for pin in evidence.pins)
+        yield f"Written out because a feature would move it by itself, the same in every trial: {pins}."
+        yield ""
+
+
+def _command(env: Mapping[str, str], argv: Sequence[str]) -> str:
+    """One flag with its values per line."""
+    parts: list[str] = []
+    for word in argv:
+        if parts and (word == "-m" or not word.startswith("-")):
+            parts[-1] += f" {shlex.quote(word)}"
+        else:
+            parts.append(shlex.quote(word))
+    return " \\\n  ".join([*(f"{name}={shlex.quote(value)}" for name, value in env.items()), *parts])
+
+
+def _environment(story: Story, evidence: Evidence) -> Iterator[str]:
+    yield from ("## Versions", "")
+    for name, version in evidence.versions.items():
+        yield f"- {_line(name)} {_line(version)}"
+    if not evidence.versions:
+        yield "- not known"
+    remarks = [*story.notes, *evidence.missing]
+    yield from ["", "## Remarks", "", *(f"- {_line(note)}" for note in remarks)] if remarks else []
+    yield ""
+
+
+def _log(story: Story, evidence: Evidence) -> Iterator[str]:
+    if evidence.log:
+        yield from (f"## Log of the crash (`{_code(story.crash.fingerprint)}`)", "", *_fenced(evidence.log, ""))
+
+
+def _fenced(lines: Sequence[str], language: str) -> list[str]:
+    """A code block; its fence is longer than any in it."""
+    fence = "```"
+    while any(fence in line for line in lines):
+        fence += "`"
+    return [f"{fence}{language}", *lines, fence]
+
+
+def _line(text: str) -> str:
+    """Text of a run inside a Markdown line: nothing in it is markup."""
+    safe = "".join(char if char.isprintable() else " " for char in text)
+    for char in "\\`*[]<>|":
+        safe = safe.replace(char, f"\\{char}")
+    return safe
+
+
+def _code(text: str) -> str:
+    """Text of a run between backticks."""
+    return "".join(char if char.isprintable() else " " for char in text).replace("`", "'").replace("|", "/")
+
+
+def _cell(text: str) -> str:
+    """Text inside a table; backticks stay."""
+    return "".join(char if char.isprintable() else " " for char in text).replace("|", "\\|").replace("<", "&lt;")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from rltop.cli.connect import Place
 
 bisect_app = typer.Typer(
     name="bisect",
@@ -16,11 +19,158 @@ bisect_app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout (docs/cli.md has the schema).")]
+Run = Annotated[str | None, typer.Option("--run", metavar="RUN|ssh://…", help="Default: the newest living run.")]
+Which = Annotated[str, typer.Option("--id", metavar="N", help="Which bisection of the run; default: the newest.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the journal and the others.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="A line for each trial that begins or ends, to the end.")]
+AsName = Annotated[str, typer.Option("--as", metavar="NAME", help="Who you are, for the others and the journal.")]
+RemoteRltop = Annotated[str, typer.Option(metavar="PATH", help="The rltop on the other machine.")]
+Via = Annotated[str | None, typer.Option(metavar="CMD", help="Command prefix instead of ssh.")]
+
+
+def _place(run: str | None, remote_rltop: str, via: str | None) -> Place:
+    from rltop.cli.connect import Place
+
+    return Place(run, remote_rltop=remote_rltop, via=via)
 
 
 @bisect_app.callback()
 def root() -> None:
     """Which toggle makes an engine crash (docs/bisect.md)."""
+
+
+@bisect_app.command()
+def start(
+    engine: Annotated[
+        str, typer.Option(metavar="ID", help="Whose newest crash; default: the newest illegal access of all.")
+    ] = "",
+    toggles: Annotated[
+        str, typer.Option(metavar="A,B,…", help="Only these; default: every one that is on and can be off.")
+    ] = "",
+    on: Annotated[
+        str, typer.Option("--on", metavar="0,2", help="The engines that are tried on; default: half of the fit ones.")
+    ] = "",
+    exclusive: Annotated[
+        bool, typer.Option("--exclusive", help="All engines are tried on; nobody serves the run meanwhile.")
+    ] = False,
+    budget_min: Annotated[
+        float | None, typer.Option(min=0.1, metavar="MIN", help="Give up after so many minutes; default: a day.")
+    ] = None,
+    traffic: Annotated[
+        str, typer.Option(metavar="DUMP|synthetic", help="Instead of the requests before the crash.")
+    ] = "",
+    time_scale: Annotated[
+        float | None, typer.Option(min=0.001, help="Rehearsals with a stand-in: a second counts as so many.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    follow: Follow = False,
+    run: Run = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    name: AsName = "",
+    as_json: Json = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """Find out which toggles a crash takes: shows what would be done, asks, and begins.
+
+    Some engines leave the rotation and are restarted with toggles off, under the traffic of the crash, until it is
+    clear; then they go back to their own flags. The run goes on with the others.
+    """
+    from rltop.cli.bisect_act import Start
+    from rltop.cli.bisect_act import start as begin
+
+    given: dict[str, Any] = {"engine": engine, "traffic": traffic, "budget_min": budget_min, "time_scale": time_scale}
+    given |= {"toggles": _words(toggles), "engines": _words(on), "mode": "exclusive" if exclusive else None}
+    args = {key: value for key, value in given.items() if value not in ("", None, [])}
+    wanted = Start(args, reason=reason, yes=yes, dry_run=dry_run, follow=follow, name=name)
+    return begin(_place(run, remote_rltop, via), wanted, as_json=as_json)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+@bisect_app.command()
+def status(
+    bisection: Which = "",
+    follow: Follow = False,
+    run: Run = None,
+    as_json: Json = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """Where it stands: every trial, what is believed, what comes next. Also of a run that ended."""
+    from rltop.cli.bisect_show import status as show
+
+    return show(_place(run, remote_rltop, via), bisection, follow=follow, as_json=as_json)
+
+
+@bisect_app.command()
+def pause(
+    run: Run = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    name: AsName = "",
+    as_json: Json = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """No traffic until `resume`; its engines stay reserved."""
+    from rltop.cli.bisect_act import other
+
+    place = _place(run, remote_rltop, via)
+    return other(place, "bisect-pause", reason=reason, dry_run=dry_run, name=name, as_json=as_json)
+
+
+@bisect_app.command()
+def resume(
+    run: Run = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    name: AsName = "",
+    as_json: Json = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """Go on after a pause."""
+    from rltop.cli.bisect_act import other
+
+    place = _place(run, remote_rltop, via)
+    return other(place, "bisect-resume", reason=reason, dry_run=dry_run, name=name, as_json=as_json)
+
+
+@bisect_app.command()
+def stop(
+    run: Run = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    name: AsName = "",
+    as_json: Json = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """End it, and wait until its engines are back on their own flags."""
+    from rltop.cli.bisect_act import other
+
+    place = _place(run, remote_rltop, via)
+    return other(place, "bisect-stop", reason=reason, dry_run=dry_run, name=name, as_json=as_json)
+
+
+@bisect_app.command()
+def export(
+    bisection: Which = "",
+    to: Annotated[Literal["md", "json"], typer.Option("--to", help="A page for a bug report, or data.")] = "md",
+    file: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Default: stdout.")] = None,
+    run: Run = None,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """A bug report without keys, hosts, users and paths: what crashes and how to see it. Needs no daemon."""
+    from rltop.cli.bisect_export import export as write
+
+    return write(_place(run, remote_rltop, via), bisection, to=to, file=file)
 
 
 @bisect_app.command("simulate")

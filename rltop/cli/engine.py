@@ -248,7 +248,7 @@ async def _act(place: Place, ask: Ask, begun: list[str], *, as_json: bool) -> in
     async with running(client):
         await client.wait_live(place.patience_s)
         mirror = client.mirror
-        chosen = [] if ask.command == "cancel" else _chosen(mirror.state, ask.target)
+        chosen = _chosen(mirror.state, ask.target) if ask.command.startswith("engine-") else []
         if ask.command == "engine-http" and len(chosen) > 1:
             return await _each(client, ask, chosen, as_json=as_json)
         target = chosen[0] if ask.command == "engine-http" else ask.target

@@ -11,6 +11,8 @@ from rltop.bisect.facts import CrashFacts, Tables, weigh
 from rltop.bisect.planner import Budget, Planner, Running
 from rltop.bisect.space import OTHER, Space, space
 from rltop.daemon.bisect_record import Record, TrialRow
+from rltop.engines.ground import arm
+from rltop.engines.slots import differences
 
 LONGEST_TRIAL_MIN = 120.0
 MOST_POSTERIOR = 12
@@ -23,6 +25,7 @@ class Model:
 
     def __init__(self, record: Record, tables: Tables) -> None:
         self.record, self._tables = record, tables
+        self._argv: dict[tuple[str, ...], list[str]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -97,6 +100,14 @@ class Model:
     def arm_of(self, row: TrialRow) -> int:
         """What is on, in effect where that was seen."""
         return self.space.mask(row.asked_on if row.on is None else row.on)
+
+    def argv_of(self, row: TrialRow) -> list[str]:
+        """How its arguments and variables differ from those with everything on: `- --flag`, `+ NAME=value`."""
+        if row.asked_on not in self._argv:
+            base = self.record.ground
+            made = arm(self.record.subject, base, [name for name in base.toggles if name not in row.asked_on])
+            self._argv[row.asked_on] = [] if made.config is None else differences(base.config, made.config)
+        return self._argv[row.asked_on]
 
     def names(self, culprit: int | None) -> tuple[str, ...]:
         """Of a culprit; none of "something else"."""
@@ -245,4 +256,5 @@ def _trial(model: Model, row: TrialRow) -> dict[str, Any]:
         "log": row.log or None,
         "note": row.note,
         "requests": row.requests,
+        "argv": model.argv_of(row),
     }

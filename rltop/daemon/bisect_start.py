@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rltop.bisect.facts import CrashFacts, weigh, why_not
+from rltop.bisect.facts import CrashFacts, Tables, weigh, why_not
+from rltop.daemon.bisect_model import Model, outlook
 from rltop.daemon.bisect_record import Crash, Record
 from rltop.daemon.engines import published
 from rltop.daemon.state import StateTable
@@ -87,7 +88,8 @@ def plan(
     scale = _time_scale(args, [subject])
     cycle, cautions = _cycle(told.facts, subject)
     base = ground(subject, _names(args, "toggles"), cycles=bool(cycle))
-    factors, moved = weigh(told.facts, base.toggles, load(priors_path()))
+    tables = load(priors_path())
+    factors, moved = weigh(told.facts, base.toggles, tables)
     weights, notes = _weights(crash, run_dir, subject)
     source = traffic_words(args.get("traffic"), run_dir, crash)
     restart = RESTART_S / 60 * scale if subject.kind in STAND_INS else RESTART_MIN
@@ -116,7 +118,7 @@ def plan(
         who=who,
         notes=[*notes, *base.notes, *cautions],
     )
-    return record, _steps(record, trials)
+    return record, _steps(record, trials, tables)
 
 
 def traffic_words(given: Any, run_dir: Path, crash: Crash) -> str:
@@ -409,7 +411,7 @@ def _time_scale(args: Mapping[str, Any], subjects: Sequence[Subject]) -> float:
     return scale
 
 
-def _steps(record: Record, trials: Trials) -> list[str]:
+def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
     """For people, in order."""
     base, crash = record.ground, record.crash
     total = len(trials.ids())
@@ -420,6 +422,10 @@ def _steps(record: Record, trials: Trials) -> list[str]:
         "then back on its own flags",
     ]
     steps += [one for one in [trials.nobody_serves(record.engines)] if one]
+    if others := [name for name in trials.ids() if name not in record.engines and trials.subject(name).runs]:
+        steps.append(
+            f"engine {', '.join(others)}: not touched, the run goes on with {'it' if len(others) == 1 else 'them'}"
+        )
     steps.append(f"toggles: {', '.join(f'{name}={base.on[name]}' for name in base.toggles)}")
     steps += [f"  never off: {name} ({why})" for name, why in base.fixed.items()]
     steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
@@ -430,5 +436,8 @@ def _steps(record: Record, trials: Trials) -> list[str]:
     steps += [f"warning: {note}" for note in record.notes]
     if record.time_scale != 1.0:
         steps.append(f"time_scale {record.time_scale:g}: a rehearsal, a second counts as {record.time_scale:g}")
-    steps.append(f"at most {record.budget_min:g} minutes")
+    model = Model(record, tables)
+    left = outlook(model, model.evidence(), [], record.engines).left_min
+    expected = f"expected: {left[0]:.0f} to {left[1]:.0f} minutes (a rough estimate); " if left is not None else ""
+    steps.append(f"{expected}at most {record.budget_min:g} minutes")
     return steps

@@ -1,71 +1,161 @@
-"""What goes into a bug report."""
+"""What goes into a bug report, and what people are told of a bisection."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from typing import Any
 
-from rltop.bisect.belief import Trial, believe
-from rltop.bisect.export import Report, as_json, as_markdown
-from rltop.bisect.facts import CrashFacts, weigh
-from rltop.bisect.planner import Planner
-from rltop.bisect.space import space
-from rltop.evidence.priors import load
+import pytest
 
-TABLES = load()
-TOGGLES = ("cuda_graph", "speculative", "deepep")
+from rltop.bisect.export import Evidence, as_json, as_markdown
+from rltop.bisect.story import Story, arm_words, minutes_text, percent, story_of
+from tests.bisect.stories import CULPRIT, ended, found, running, trial
 
-
-def report(*trials: Trial, stand_in: str = "") -> Report:
-    factors, moved = weigh(CrashFacts(kernel="build_tree_efficient"), TOGGLES, TABLES)
-    found = space(TOGGLES, TABLES.priors, factors=factors)
-    seen = [Trial(found.all_on, 5.0, crashed=True), *trials]
-    return Report(
-        title="IMA on engine 1",
-        verdict=Planner(found).verdict(seen),
-        belief=believe(found, seen),
-        trials=seen,
-        moved=moved,
-        kernel="build_tree_efficient",
-        versions={"sglang": "0.5.14"},
-        argv=["python", "-m", "sglang.launch_server"],
-        env={"CUDA_LAUNCH_BLOCKING": "0"},
-        minutes=61.4,
-        stand_in=stand_in,
-    )
+EVIDENCE = Evidence(
+    kind="sglang",
+    versions={"sglang": "0.5.23", "torch": "2.9.1"},
+    argv=[
+        "python",
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        "PATH/qwen",
+        "--page-size",
+        "1",
+        "--trust-remote-code",
+    ],
+    smallest=["python", "-m", "sglang.launch_server", "--model-path", "PATH/qwen", "--disable-overlap-schedule"],
+    env={"CUDA_LAUNCH_BLOCKING": "0"},
+    pins=["--page-size 1"],
+    log=["Traceback", "```", "CUDA error: an illegal memory access was encountered"],
+)
 
 
-def test_a_found_culprit_is_the_headline_and_every_trial_is_in_the_matrix() -> None:
-    rest, alone = Trial(0b101, 200.0, crashed=False), Trial(0b010, 6.0, crashed=True)
-    others = [Trial(0b110, 4.0, crashed=True), Trial(0b011, 7.0, crashed=True)]
-    page = as_markdown(report(rest, alone, *others))
-    assert "**speculative (" in page
-    assert "quiet with any of it off" in page
-    assert "| 2 | on | **off** | on | quiet | 200.0 min |" in page
-    assert page.count("crashed |") == 4
-    assert "speculative x15" in page
-    assert "CUDA_LAUNCH_BLOCKING=0 python -m sglang.launch_server" in page
+def story(cell: dict[str, Any]) -> Story:
+    made = story_of(cell)
+    assert made is not None
+    return made
 
 
-def test_what_was_not_counted_is_shown_as_such() -> None:
-    page = as_markdown(report(Trial(0b111, 9.0, crashed=False, counts=False)))
-    assert "quiet, not counted" in page
-    assert "not finished" in page
+def page(cell: dict[str, Any], evidence: Evidence = EVIDENCE) -> str:
+    return as_markdown(story(cell), evidence)
 
 
-def test_a_stand_in_is_named() -> None:
-    assert "> Not the real thing: CPU engine, injected fault." in as_markdown(
-        report(stand_in="CPU engine, injected fault")
-    )
+def test_a_maintainer_finds_what_crashes_how_sure_it_is_and_what_to_type() -> None:
+    told = page(found())
+    assert told.startswith("# Illegal memory access in decode-graph with cuda_graph x speculative (SGLang 0.5.23)\n")
+    assert "**found: cuda_graph x speculative (97%)** crashes with nothing else on, quiet with any of it off" in told
+    assert "- kernel: `build_tree_efficient`, block 12, 0, 0 (from core dump)" in told
+    assert "| on | on | **off** | **off** | **1** | 1 | 3.2 min |" in told
+    assert "| 1 | **off** | on | on | on | quiet | 30 min |  |" in told
+    assert "| cuda_graph x speculative | 71.0% |" in told
+    assert "none of these | 0.4" not in told, "what is hardly believed is left out"
+    assert "- speculative off (28 min): `- --speculative-algorithm NGRAM`" in told
+    assert "CUDA_LAUNCH_BLOCKING=0 \\\n  python -m sglang.launch_server \\\n  --model-path PATH/qwen" in told
+    assert "- torch 2.9.1" in told
+    assert "ana" not in told
+    assert "ticket 7" not in told
+    assert "rehearsal" not in told.lower()
 
 
-def test_the_data_is_json_and_has_names_not_masks() -> None:
-    told = json.loads(json.dumps(as_json(report(Trial(0b101, 200.0, crashed=False)))))
-    assert told["schema"] == 1
-    assert told["trials"][1] == {
-        "on": ["cuda_graph", "deepep"],
-        "minutes": 200.0,
-        "outcome": "quiet",
-        "counts": True,
+def test_the_command_of_the_page_is_one_for_the_shell() -> None:
+    block = page(found()).split("Everything on:")[1].split("```")[1].removeprefix("sh\n")
+    assert shlex.split(block.replace("\\\n", " ")) == ["CUDA_LAUNCH_BLOCKING=0", *EVIDENCE.argv]
+
+
+def test_a_log_cannot_end_its_own_block() -> None:
+    assert "````\nTraceback\n```\nCUDA error" in page(found())
+
+
+def test_text_of_a_run_is_no_markup() -> None:
+    crash = found()["crash"] | {"cause": "[x](http://evil) | <b>\x1b[31m", "fingerprint": "ima/`rm`|x"}
+    told = page(found(crash=crash))
+    assert "\\[x\\](http://evil) \\| \\<b\\>" in told
+    assert "\x1b" not in told
+    assert "`ima/'rm'/x`" in told
+
+
+def test_every_trial_is_there_with_what_does_not_count() -> None:
+    told = page(running())
+    assert "**searching; so far cuda_graph x speculative (71%)**" in told
+    assert "| 4 | **off** | on | **off** | **off** | lost | 0 s | not counted; no port was free |" in told
+    assert "| 5 | on | on | **off** | **off** | running | 4.1 min |  |" in told
+    assert told.count("\n| ") > 8
+
+
+def test_a_rehearsal_is_called_one_and_so_is_a_stand_in() -> None:
+    crash = found()["crash"] | {"injected": "ima"}
+    told = page(found(crash=crash, time_scale=60.0), Evidence(kind="null", versions={"sglang": "0.5.23"}))
+    assert "> **A rehearsal, not a bug report:** the fault ima was injected into a stand-in engine" in told
+    assert "seen on rltop's null engine, a stand-in" in told.splitlines()[0]
+
+
+def test_what_cannot_be_told_apart_and_what_is_missing_is_said() -> None:
+    left = {"left": [[["cuda_graph"], 0.5], [["cuda_graph", "cuda_graph_padding"], 0.48]]}
+    told = page(ended("not-separable", "graphs or their padding", verdict=left), Evidence(missing=["crash.log: gone"]))
+    assert "not told apart: cuda_graph (50%), cuda_graph x cuda_graph_padding (48%)" in told
+    assert "- crash.log: gone" in told
+    assert "## To reproduce" not in told
+    assert "## Workaround" not in told
+
+
+def test_a_member_that_crashed_without_it_is_no_workaround() -> None:
+    trials = [*found()["trials"], trial(4, ["speculative"], "crashed", 1.0)]
+    told = page(found(trials=trials))
+    assert "- speculative off" not in told
+    assert "- cuda_graph off (30 min)" in told
+
+
+def test_the_data_is_json_and_has_names() -> None:
+    told = json.loads(json.dumps(as_json(story(found()), EVIDENCE)))
+    assert (told["schema"], told["state"], told["culprit"], told["probability"]) == (1, "found", CULPRIT, 0.97)
+    assert told["trials"][2]["off"] == ["deepep", "overlap_schedule"]
+    assert told["workarounds"][1] == {
+        "off": "speculative",
+        "argv": ["- --speculative-algorithm NGRAM"],
+        "quiet_min": 28,
     }
-    assert told["state"] == "open"
-    assert set(told["involved"]) == set(TOGGLES)
+    assert told["kernel"] == {
+        "name": "build_tree_efficient",
+        "block": "12, 0, 0",
+        "source": "core dump",
+        "weaker": False,
+    }
+    assert "who" not in told
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {"id": 1},
+        {"state": None, "trials": [None, 3, {"on": "x", "minutes": "long"}], "left_min": [1], "posterior": {}},
+        {"state": "strange", "verdict": {"left": [[1], ["a", "b"], 7]}, "facts": [{"moves": [[["a"], None]]}]},
+        {"state": "found", "verdict": {"p": "x", "culprit": "ab"}, "kernel": {"name": ""}, "crash": [], "next": [{}]},
+        running(toggles=None, trials=None, crash=None, traffic=None, involved=None, aliases=[], restored=3),
+    ],
+)
+def test_a_cell_of_another_rltop_breaks_nothing(cell: dict[str, Any]) -> None:
+    made = story(cell)
+    assert as_markdown(made, Evidence())
+    assert json.dumps(as_json(made, Evidence()))
+    assert made.headline()
+
+
+def test_no_cell_is_no_bisection() -> None:
+    cells: list[Any] = [None, {}, [], 3, "x"]
+    assert [story_of(cell) for cell in cells] == [None] * 5
+
+
+def test_words() -> None:
+    assert [percent(p) for p in (0.0, 0.004, 0.5, 0.994, 0.999, 1.0)] == ["0%", "<1%", "50%", ">99%", ">99%", "100%"]
+    assert [minutes_text(m) for m in (0, 0.5, 3.21, 48.2, 300, float("nan"))] == [
+        *("0 s", "30 s", "3.2 min", "48 min", "5.0 h", "?")
+    ]
+    assert arm_words("abc", "") == "everything on"
+    assert arm_words("", "abc") == "everything off"
+    assert arm_words("b", "ac") == "only b"
+    assert arm_words("ac", "b") == "without b"
+    assert story(running()).time_left() == "20 min to 90 min left"
+    assert story(found()).time_left() == ""
+    assert story(running(restored={"0": "its disk is full"})).wrong() == ["engine 0: its disk is full"]

@@ -1,0 +1,225 @@
+"""`rltop bisect export`: a bisection as a bug report that can be sent, or as data; no daemon is needed.
+
+The engine's arguments and the log of the crash come from the run directory, over ssh through the daemon or the archive.
+Everything is scrubbed before it is put together (`rltop.runs.scrub`).
+
+Failure policy: what cannot be read is left out, and the report says what and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import rltop
+from rltop.bisect.export import Evidence, as_json, as_markdown
+from rltop.bisect.story import Story, story_of
+from rltop.cli.bisect_find import Found, find
+from rltop.cli.connect import Place, here, running
+from rltop.cli.output import note, print_json
+from rltop.client import Client
+from rltop.errors import RltopError
+from rltop.runs.scrub import Scrub
+
+if TYPE_CHECKING:
+    from rltop.daemon.bisect_record import Record
+
+MODULES = {"sglang": "sglang.launch_server", "cpu": "rltop.train.cpu_engine", "null": "rltop.train.null_engine"}
+BEFORE, AFTER = 12, 48
+"""Lines of the log around the first fault."""
+LONGEST_LINE = 300
+PAGES = 400
+"""Most answers that a file is read in over ssh."""
+
+
+def export(place: Place, bisection: str, *, to: Literal["md", "json"], file: Path | None) -> int:
+    """Print, or write `file`. Raises RltopError: there is no such bisection, the file cannot be written."""
+    found = find(place, bisection)
+    story, evidence = gathered(place, found)
+    if file is None:
+        if to == "json":
+            print_json({key: value for key, value in as_json(story, evidence).items() if key != "schema"})
+        else:
+            print(as_markdown(story, evidence), end="")
+        return 0
+    text = as_markdown(story, evidence) if to == "md" else json.dumps(as_json(story, evidence), indent=2) + "\n"
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RltopError(
+            "the report cannot be written", where=str(file), why=error.strerror or str(error), do="-o another FILE"
+        ) from error
+    note(f"{file}: {len(text.splitlines())} lines; read it before you send it")
+    return 0
+
+
+def gathered(place: Place, found: Found) -> tuple[Story, Evidence]:
+    """Story and evidence, scrubbed."""
+    files, missing = _files(place, found.story)
+    record = found.record or _decoded(files.get("record"), missing)
+    crash = _mapping(files.get("crash"))
+    scrub = Scrub(hosts=_hosts(found, crash), users=_users())
+    story = story_of(scrubbed(found.cell, scrub)) or found.story
+    versions = {name: str(version) for name, version in (crash.get("versions") or {}).items() if version}
+    if record is not None and record.subject.version:
+        versions.setdefault("sglang", record.subject.version)
+    versions["rltop"] = rltop.__version__
+    argv, smallest = _command_lines(record, found.story)
+    evidence = Evidence(
+        kind=record.subject.kind if record is not None else "",
+        versions={name: scrub.text(version) for name, version in versions.items()},
+        argv=scrub.argv(argv),
+        smallest=scrub.argv(smallest),
+        env=scrub.environment(record.ground.config.env) if record is not None else {},
+        pins=[scrub.text(pin) for pin in _pins(record)],
+        log=[scrub.text(line) for line in excerpt(files.get("log", b""), crash.get("crash") or {})],
+        missing=[scrub.text(text) for text in missing],
+    )
+    return story, evidence
+
+
+def scrubbed(value: Any, scrub: Scrub) -> Any:
+    """A value of the state with every text in it scrubbed; keys stay."""
+    match value:
+        case str():
+            return scrub.text(value)
+        case Mapping():
+            return {key: scrubbed(item, scrub) for key, item in value.items()}
+        case list() | tuple():
+            return [scrubbed(item, scrub) for item in value]
+        case _:
+            return value
+
+
+def _hosts(found: Found, crash: Mapping[str, Any]) -> list[str]:
+    mine = {socket.gethostname(), socket.gethostname().partition(".")[0], *found.hosts}
+    return [name for name in (*mine, str(crash.get("node") or "")) if name]
+
+
+def _users() -> list[str]:
+    names = set()
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        names.add(getpass.getuser())
+    with contextlib.suppress(RuntimeError):
+        names.add(Path.home().name)
+    return [name for name in names if name]
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def _command_lines(record: Record | None, story: Story) -> tuple[Sequence[str], Sequence[str]]:
+    """The launch with everything on, and with nothing on but the culprit (empty: not known, or the same)."""
+    if record is None:
+        return (), ()
+    from rltop.engines.ground import arm
+
+    subject, base = record.subject, record.ground
+    head = ["python", "-m", MODULES.get(subject.kind, subject.kind), "--model-path", subject.model_path]
+    everything = [*head, *base.config.args]
+    verdict = story.verdict
+    if story.state != "found" or verdict is None or not verdict.culprit:
+        return everything, ()
+    made = arm(subject, base, [name for name in base.toggles if name not in verdict.culprit])
+    return everything, [*head, *made.config.args] if made.config is not None and made.config != base.config else ()
+
+
+def _pins(record: Record | None) -> list[str]:
+    """Written out in every arm; a backend that is tried on itself is none of them."""
+    if record is None:
+        return []
+    tried = tuple(f"--{name.replace('_', '-')} " for name in record.ground.toggles)
+    return [pin for pin in record.ground.pins if not pin.startswith(tried)]
+
+
+# ---------------------------------------------------------------------- files of the run
+
+
+def _files(place: Place, story: Story) -> tuple[dict[str, bytes], list[str]]:
+    """record, crash, log: their bytes as far as they can be had; and what can not, with why."""
+    folder = f"engines/{story.crash.engine}/{story.crash.generation}"
+    names = {"crash": f"{folder}/crash.json", "log": f"{folder}/crash.log"}
+    if place.remote:
+        names = {"record": f"bisect/{story.id}/record.json", **names}
+        found = asyncio.run(_fetched(place, names))
+    else:
+        root = here(place.target).path
+        found = {key: _read(root / name) for key, name in names.items()}
+    missing = [f"{names[key]} is not there: {told}" for key, told in found.items() if isinstance(told, str)]
+    return {key: data for key, data in found.items() if isinstance(data, bytes)}, missing
+
+
+def _read(file: Path) -> bytes | str:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+async def _fetched(place: Place, names: Mapping[str, str]) -> dict[str, bytes | str]:
+    async with running(place.client(want=("run",))) as client:
+        await client.wait_live(place.patience_s)
+        return {key: await _asked(client, name) for key, name in names.items()}
+
+
+async def _asked(client: Client, name: str) -> bytes | str:
+    """A file of the run directory in pages; why not, where it cannot be had."""
+    lines: list[str] = []
+    end = 0
+    for _ in range(PAGES):
+        try:
+            answer = await client.lines(name, 0, start=end)
+        except RltopError as error:
+            return error.why or error.what
+        if answer.why and answer.end < 0:
+            return answer.why
+        lines += answer.lines
+        if not answer.lines or answer.end <= end:
+            break
+        end = answer.end
+    last = await client.lines(name, 0, before=1)  # the one that no newline ends
+    if last.end > end:
+        lines += last.lines
+    return "\n".join(lines).encode()
+
+
+def _decoded(data: bytes | None, missing: list[str]) -> Record | None:
+    if data is None:
+        return None
+    import msgspec
+
+    from rltop.daemon.bisect_record import Record
+
+    try:
+        return msgspec.json.decode(data, type=Record)
+    except ValueError as error:
+        missing.append(f"its record cannot be read ({error}): no arguments")
+        return None
+
+
+def _mapping(data: bytes | None) -> Mapping[str, Any]:
+    with contextlib.suppress(ValueError):
+        found = json.loads(data or b"{}")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def excerpt(data: bytes, crash: Mapping[str, Any]) -> list[str]:
+    """The lines around the first one that the crash was recognised by; without any, the last ones."""
+    lines = [line[:LONGEST_LINE] for line in data.decode(errors="replace").splitlines()]
+    at = None
+    number = crash.get("line")
+    for one in crash.get("evidence") or ():
+        source, _, rest = str(one).partition(":")
+        told, _, text = rest.partition(": ")
+        if source and told == str(number) and text:
+            at = next((index for index, line in enumerate(lines) if line.startswith(text[:LONGEST_LINE])), None)
+    if at is None:
+        return lines[-AFTER:]
+    return lines[max(0, at - BEFORE) : at + AFTER]

@@ -1,0 +1,245 @@
+"""`rltop bisect status`: where a bisection stands, in words; and its lines as they come with `--follow`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rltop.bisect.story import Story, TrialStory, minutes_text, percent, story_of
+from rltop.cli.bisect_find import WANT, Found, find
+from rltop.cli.connect import Place, running
+from rltop.cli.output import age, clean, note, print_json, table
+from rltop.client import Client
+from rltop.errors import RltopError
+
+WIDTH = 120
+"""Cells of a line that goes into a file or to another program."""
+LOST_S = 60.0
+"""A bisection is followed over the loss of its daemon for so long; the next daemon goes on with it."""
+BAR = 20
+LEAST_SHOWN = 0.005
+MOST_SUSPECTS = 8
+
+
+def status(place: Place, bisection: str, *, follow: bool, as_json: bool) -> int:
+    """Print. Exit code 1: it failed, or an engine is not as it was. Raises RltopError: there is none."""
+    found = find(place, bisection)
+    if follow and not (found.story.over and found.story.ended is not None):
+        return asyncio.run(_attached(place, found.story.id, as_json=as_json))
+    show(found, as_json=as_json)
+    return exit_code(found.story)
+
+
+def show(found: Found, *, as_json: bool) -> None:
+    """The whole of it."""
+    if as_json:
+        print_json({"run": found.run, "bisect": found.cell})
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+        print("\n".join(lines(found.story, found.run, found.now, width)))
+
+
+def exit_code(story: Story) -> int:
+    """1 when it failed, or an engine is not as it was."""
+    return 1 if story.state == "failed" or story.wrong() else 0
+
+
+# ---------------------------------------------------------------------- in words
+
+
+def lines(story: Story, run: str, now: float, width: int) -> list[str]:
+    """Head, facts, trials, what is believed, what comes next. Pure."""
+    out = [f"bisection {story.id} of run {run}: {story.headline()}"]
+    if told := story.explained():
+        out.append(f"  {told}")
+    out += _labelled(story, now)
+    if story.trials:
+        out += ["", *_trials(story, now)]
+    if story.posterior:
+        out += ["", *_suspects(story)]
+    coming = [] if story.over else [f"next, engine {one.engine}: {one.why}" for one in story.next]
+    out += ["", *coming] if coming else []
+    return [_cut(clean(line), width) for line in out]
+
+
+def _labelled(story: Story, now: float) -> Iterator[str]:
+    crash = story.crash
+    rows: list[tuple[str, str]] = [
+        ("rehearsal", story.rehearsal),
+        ("error", story.error),
+        ("crash", f"{crash.fingerprint} of engine {crash.engine}, generation {crash.generation}"),
+        ("kernel", _kernel(story)),
+        ("engines", _engines(story)),
+        ("time", _time(story, now)),
+        ("traffic", _traffic(story)),
+        *(("fact", one.text + (f": {one.moved()}" if one.moves else "")) for one in story.facts),
+        *(("never off", name) for name in story.fixed),
+        *(("goes along", f"{name} off takes {', '.join(others)} with it") for name, others in story.aliases.items()),
+        *(("left out", f"engine {name}: {why}") for name, why in story.dropped.items()),
+        *(("NOT BACK", one) for one in story.wrong()),
+        *(("note", one) for one in story.notes),
+    ]
+    for label, text in rows:
+        if text:
+            yield f"  {label:<10} {text}"
+
+
+def _kernel(story: Story) -> str:
+    if story.kernel is None:
+        return story.crash.kernel
+    where = f", block {story.kernel.block}" if story.kernel.block else ""
+    return f"{story.kernel.name}{where} ({story.kernel.source}{', weaker' if story.kernel.weaker else ''})"
+
+
+def _engines(story: Story) -> str:
+    told = f"{', '.join(story.engines)} ({story.mode})"
+    if not story.restored:
+        return f"{told}: out of the rotation until it ends"
+    back = [name for name, why in story.restored.items() if why == "original"]
+    return f"{told}: " + ("back on their own flags" if len(back) == len(story.engines) else f"{len(back)} back so far")
+
+
+def _time(story: Story, now: float) -> str:
+    budget = f" of at most {minutes_text(story.budget_min)}" if story.budget_min is not None else ""
+    since = f", begun {age(now - story.started)} ago" if story.started is not None else ""
+    left = f"; {story.time_left()}" if story.time_left() else ""
+    return f"{minutes_text(story.minutes)}{budget}{since}{left}"
+
+
+def _traffic(story: Story) -> str:
+    told = [story.traffic]
+    told += [f"{story.requests} requests"] if story.requests else []
+    told += [f"{story.concurrency} at once"] if story.concurrency else []
+    return ", ".join(word for word in told if word)
+
+
+def _trials(story: Story, now: float) -> list[str]:
+    head = ("trial", "engine", "outcome", "exposure", "age", "with")
+    rows = []
+    for trial in story.trials:
+        last = trial.ended if trial.ended is not None else trial.started
+        rows.append(
+            (
+                trial.n,
+                trial.engine,
+                trial.outcome + ("" if trial.counts else " (not counted)"),
+                minutes_text(trial.minutes),
+                None if last is None else age(now - last),
+                trial.words() + (f"  [{trial.note}]" if trial.note else ""),
+            )
+        )
+    return [story.counts(), *table(head, rows, indent="  ")]
+
+
+def _suspects(story: Story) -> Iterator[str]:
+    shown = [one for one in story.posterior if one.p >= LEAST_SHOWN][:MOST_SUSPECTS]
+    width = max(len(one.words) for one in shown) if shown else 0
+    yield "what it takes to crash, and how sure that is"
+    for one in shown:
+        yield f"  {one.words:<{width}}  {percent(one.p):>4}  {'#' * round(one.p * BAR)}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+# ---------------------------------------------------------------------- as it goes
+
+
+class Narrator:
+    """What became new from one picture to the next, a line each."""
+
+    def __init__(self) -> None:
+        self._trials: dict[int, tuple[str, bool]] = {}
+        self._state = ""
+        self._restored: Mapping[str, str] = {}
+
+    def news(self, story: Story) -> list[str]:
+        """Lines since the last call."""
+        out: list[str] = []
+        for trial in story.trials:
+            was = self._trials.get(trial.n)
+            is_now = (trial.outcome, trial.ready)
+            if was == is_now:
+                continue
+            self._trials[trial.n] = is_now
+            if was is None or (not trial.runs and was[0] == "running"):
+                out += _trial_news(trial, fresh=was is None)
+        if story.state != self._state:
+            before, self._state = self._state, story.state
+            if before or story.over or story.state == "paused":
+                told = story.explained()
+                out.append(story.headline() + (f": {told}" if told else ""))
+        for name, why in story.restored.items():
+            if self._restored.get(name) != why:
+                back = "back on its own flags" if why == "original" else f"NOT as it was: {why}"
+                out.append(f"engine {name}: {back}")
+        self._restored = story.restored
+        lead = story.posterior[0] if story.posterior else None
+        so_far = f" (so far {lead.words} {percent(lead.p)})" if lead is not None and not story.over else ""
+        stamp = f"{story.minutes:7.1f} min  "
+        return [clean(f"{stamp}{line}{so_far if line is out[-1] else ''}") for line in out]
+
+
+def _trial_news(trial: TrialStory, *, fresh: bool) -> Iterator[str]:
+    where = f"trial {trial.n} on engine {trial.engine}"
+    if fresh:
+        yield f"{where}: {trial.why or trial.words()}"
+    if not trial.runs:
+        told = f"{where}: {trial.outcome} after {minutes_text(trial.minutes)}, {trial.words()}"
+        told += f", {trial.fingerprint}" if trial.fingerprint else ""
+        told += f", {trial.kernel}" if trial.kernel else ""
+        told += "" if trial.counts else ", not counted"
+        yield told + (f" ({trial.note})" if trial.note else "")
+
+
+async def _attached(place: Place, bisection: str, *, as_json: bool) -> int:
+    client = place.client(want=WANT, fps=5.0)
+    async with running(client):
+        await client.wait_live(place.patience_s)
+        return await followed(client, bisection, as_json=as_json)
+
+
+async def followed(client: Client, bisection: str, *, as_json: bool) -> int:
+    """Until the engines are back. Raises RltopError: its daemon is gone for long."""
+    narrator = Narrator()
+    mirror = client.mirror
+    while True:
+        cell: Any = mirror.state.get("bisect") or {}
+        story = story_of(cell)
+        if story is not None and story.id == bisection:
+            for line in narrator.news(story):
+                # With --json stdout has one object, and what happens meanwhile is narration.
+                note(line) if as_json else print(line, flush=True)
+            if story.over and story.ended is not None:
+                found = Found(mirror.run, cell, story, mirror.server_time)
+                if not as_json:
+                    print()
+                show(found, as_json=as_json)
+                return exit_code(story)
+        elif story is not None and narrator is not None and int_of(story.id) > int_of(bisection):
+            raise RltopError(f"bisection {bisection} is over, another one runs", where="bisect", exit_code=1)
+        try:
+            async with asyncio.timeout(LOST_S):
+                await client.wait_change()
+                while client.status != "live":
+                    await client.wait_change()
+        except TimeoutError:
+            if client.status != "live":
+                raise RltopError(
+                    f"the daemon is gone; bisection {bisection} is not over",
+                    why=client.problem,
+                    do="rltop up under the same name goes on with it",
+                    exit_code=1,
+                ) from None
+
+
+def int_of(bisection: str) -> int:
+    """Ids are numbers that grow; anything else is none."""
+    with contextlib.suppress(ValueError):
+        return int(bisection)
+    return 0

@@ -1,0 +1,170 @@
+"""`rltop bisect …` without engines: what is said of a bisection, refused, and read from a record on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rltop.bisect.story import Story, story_of
+from rltop.cli.bisect_export import excerpt
+from rltop.cli.bisect_show import Narrator, exit_code, lines
+from rltop.cli.main import main
+from rltop.daemon.bisect_record import Crash, Ending, Record, Records, TrialRow
+from rltop.engines.ground import Ground
+from rltop.engines.requests import Config, Required
+from rltop.engines.trials import Subject
+from tests.bisect.stories import NOW, ended, found, running, trial
+from tests.daemon.util import real_daemon
+
+Capture = pytest.CaptureFixture[str]
+
+
+def story(cell: dict[str, object]) -> Story:
+    made = story_of(cell)
+    assert made is not None
+    return made
+
+
+def test_status_in_words() -> None:
+    told = "\n".join(lines(story(running()), "night", NOW, 100))
+    assert told.startswith("bisection 3 of run night: searching; so far cuda_graph x speculative (71%)")
+    assert "kernel     build_tree_efficient, block 12, 0, 0 (core dump)" in told
+    assert "time       58 min of at most 24.0 h, begun 1h00m ago; 20 min to 90 min left" in told
+    assert "fact       kernel build_tree_efficient (speculative decoding): speculative x15" in told
+    assert "6 trials: 2 running, 2 crashed, 1 quiet, 1 lost" in told
+    assert "only speculative" in told
+    assert "next, engine 1: try only cuda_graph" in told
+    assert max(map(len, told.splitlines())) <= 100
+
+
+def test_an_engine_that_is_not_back_is_said_and_is_a_failure() -> None:
+    cell = found(restored={"0": "original", "1": "its disk is full"})
+    assert "NOT BACK   engine 1: its disk is full" in "\n".join(lines(story(cell), "night", NOW, 100))
+    assert exit_code(story(cell)) == 1
+    assert exit_code(story(found())) == 0
+    assert exit_code(story(ended("failed", "the disk is full"))) == 1
+
+
+def test_the_narrator_tells_each_thing_once() -> None:
+    narrator = Narrator()
+    first = narrator.news(story(running()))
+    assert len([line for line in first if "trial 2 on engine 0" in line]) == 2, "begun and ended"
+    assert "(so far cuda_graph x speculative 71%)" in first[-1]
+    assert narrator.news(story(running())) == []
+    crashed = [*running()["trials"][:4], trial(5, ["deepep", "overlap_schedule"], "crashed", 6.0)]
+    told = narrator.news(story(running(trials=crashed)))
+    assert len(told) == 1
+    assert "trial 5 on engine 1: crashed after 6.0 min, without deepep, overlap_schedule, ima/" in told[0]
+    told = narrator.news(story(running(state="paused", trials=crashed)))
+    assert "paused: no traffic" in told[0]
+    told = narrator.news(story(found(trials=crashed)))
+    assert "found: cuda_graph x speculative (97%): crashes with nothing else on" in told[0]
+    assert "engine 0: back on its own flags" in told[1]
+
+
+def test_the_log_excerpt_is_around_the_first_fault() -> None:
+    data = "\n".join([*(f"line {n}" for n in range(100)), "CUDA error: boom", *(f"after {n}" for n in range(100))])
+    crash = {"line": 512, "evidence": ["stdout.log:3: line 2", "stdout.log:512: CUDA error: boom"]}
+    found_lines = excerpt(data.encode(), crash)
+    assert found_lines[0] == "line 88"
+    assert "CUDA error: boom" in found_lines
+    assert excerpt(b"a\nb", {}) == ["a", "b"]
+    assert excerpt(b"", {}) == []
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def record(run_dir: Path) -> None:
+    """A finished bisection, with the evidence of its crash."""
+    toggles = ("cuda_graph", "speculative")
+    config = Config(args=("--speculative-algorithm", "NGRAM", "--api-key", "s3cr3t"), env={"HF_TOKEN": "hf_x"})
+    rows = [
+        TrialRow(n=1, engine="0", asked_on=("speculative",), outcome="quiet", minutes=40.0, started=NOW, ended=NOW + 9),
+        TrialRow(n=2, engine="0", asked_on=("cuda_graph",), outcome="crashed", minutes=4.0, started=NOW, ended=NOW + 9),
+    ]
+    Records(run_dir).write(
+        Record(
+            id="1",
+            state="found",
+            mode="in-fleet",
+            engines=("0",),
+            subject=Subject(
+                id="0", kind="sglang", model_path="/data/mallory/qwen", launcher="local", config=config,
+                version="0.5.23", generation=2, state="HEALTHY", runs=True, busy="",
+            ),
+            ground=Ground(
+                toggles=toggles, off=dict.fromkeys(toggles, "off"), on={"cuda_graph": "on", "speculative": "NGRAM"},
+                fixed={}, together={}, config=config, pins=(), notes=(),
+            ),
+            crash=Crash(
+                engine="0", generation=1, fingerprint="ima/decode/abc123", kind="ima", phase="decode",
+                cause="died on 10.1.2.3 in /home/mallory/x.py",
+            ),
+            weights=Required(version="default", source="base"),
+            started=NOW,
+            ended=NOW + 60,
+            budget_min=60.0,
+            restart_min=2.0,
+            who="mallory",
+            reason="a secret project",
+            trials=rows,
+            verdict=Ending(state="found", culprit=("cuda_graph",), words="cuda_graph", p=0.96, text="cuda_graph: sure"),
+            restored={"0": "original"},
+        )
+    )  # fmt: skip
+    folder = run_dir / "engines" / "0" / "1"
+    folder.mkdir(parents=True)
+    crash = {
+        "crash": {"line": 2, "evidence": ["stdout.log:2: CUDA error"]},
+        "versions": {"torch": "2.9"},
+        "node": "nn7",
+    }
+    (folder / "crash.json").write_text(json.dumps(crash))
+    (folder / "crash.log").write_text("on nn7\nCUDA error in /home/mallory/y.py\n")
+
+
+def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: Capture) -> None:
+    with real_daemon(tmp_path, "gone") as info:
+        assert main(["bisect", "status"]) == 1
+        assert "run 'gone' has no bisection" in capsys.readouterr().err
+        assert main(["bisect", "start", "--yes"]) == 2
+        assert "bisect-start" in capsys.readouterr().err
+        assert main(["bisect", "stop"]) == 2
+        assert "bisect-stop" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLTOP_DIR", str(tmp_path))
+        record(info.path)
+        assert main(["bisect", "status", "--run", "gone"]) == 0
+        assert "found: cuda_graph (96%)" in capsys.readouterr().out
+        assert main(["bisect", "status", "--run", "gone", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["bisect"]["verdict"]["culprit"] == ["cuda_graph"]
+        assert main(["bisect", "status", "--run", "gone", "--id", "7"]) == 1
+        assert "no bisection '7'" in capsys.readouterr().err
+        assert main(["bisect", "export", "--run", "gone"]) == 0
+        told = capsys.readouterr().out
+        assert "# Illegal memory access in decode with cuda_graph (SGLang 0.5.23)" in told
+        assert "--api-key '***'" in told
+        assert "CUDA error in PATH/y.py" in told
+        assert "on HOST" in told
+        for word in ("mallory", "s3cr3t", "hf_x", "10.1.2.3", "secret project", "nn7"):
+            assert word not in told, word
+        file = tmp_path / "report.json"
+        assert main(["bisect", "export", "--run", "gone", "--to", "json", "-o", str(file)]) == 0
+        assert json.loads(file.read_text())["smallest_argv"]
+        (info.path / "bisect" / "1" / "record.json").write_text("{")
+        assert main(["bisect", "export", "--run", "gone"]) == 1
+        assert "it cannot be read" in capsys.readouterr().err
+
+
+def test_nobody_there_to_say_yes(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    from rltop.cli.bisect_act import _confirmed
+    from rltop.errors import RltopError
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(RltopError, match="nobody is there"):
+        _confirmed()
