@@ -16,6 +16,7 @@ from typing import Any
 from rltop.bisect.story import Story, TrialStory, minutes_text, percent
 
 SCHEMA = 1
+"""Of the JSON."""
 LEAST_SHOWN = 0.005
 """Culprits believed less than this are left out of the page."""
 _TITLES: Mapping[str, str] = {
