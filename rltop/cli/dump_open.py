@@ -136,6 +136,7 @@ def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
         return
     passed, left = 0, wanted.limit
     broken: RltopError | None = None
+    strange: list[Shown] = []
     for ref in refs:
         if left <= 0:
             break
@@ -152,6 +153,8 @@ def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
                         if passed <= wanted.offset:
                             continue
                     yield Shown(ref, sample, trained)
+                    if sample.problem:
+                        strange.append(Shown(ref, sample, trained))
                     left -= 1
                     if left <= 0:
                         break
@@ -163,6 +166,19 @@ def picked(refs: Sequence[DumpRef], wanted: Wanted) -> Iterator[Shown]:
             broken = error
     if broken is not None:
         raise broken
+    if strange:
+        first = strange[0]
+        raise no_samples(first.ref, len(strange), first.sample.at, first.sample.problem)
+
+
+def no_samples(ref: DumpRef, count: int, at: int, why: str) -> RltopError:
+    """The error for entries of a list of samples that are none, behind all that could be told."""
+    return RltopError(
+        f"not samples: {count} of these entries",
+        where=f"{ref.path}, entry {at}",
+        why=why,
+        do="what wrote this file? slime's dumps have a map per sample",
+    )
 
 
 def _at(dump: Dump, start: int, count: int) -> tuple[Iterator[tuple[DumpSample, DumpSample | None]], int]:

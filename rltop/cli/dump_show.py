@@ -65,7 +65,7 @@ def _json(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
         samples.extend(_sample(one, how) for one in shown)
     except RltopError as error:
         broken, told["broken"] = error, str(error)
-    told["dumps"] = [_dump(ref, metrics=_metrics(ref, how)) for ref in refs]
+    told["dumps"] = [_dump(ref, how) for ref in refs]
     print_json(told)
     if broken is not None:
         raise broken
@@ -105,7 +105,7 @@ def _text(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
 def _title(ref: DumpRef, how: How) -> list[str]:
     parts = [str(ref.path), f"{'eval of ' if ref.is_eval else ''}rollout {number(ref.rollout_id)}", size(ref.bytes)]
     parts += [f"train dump {path}" for path in ref.train]
-    found = _metrics(ref, how)
+    found, remarks = _metrics(ref, how)
     bad = [f"  DAMAGED: {clean(ref.damage)}"] if ref.damage else []
     if found is None:
         return [
@@ -113,13 +113,17 @@ def _title(ref: DumpRef, how: How) -> list[str]:
             *bad,
             *([f"  metrics: --metrics (reads all of {size(ref.bytes)})"] if how.metrics is None and not bad else []),
         ]
-    return ["  ".join(parts), *bad, *table(("metric", "value"), list(found.items()), indent="  ")]
+    return ["  ".join(parts), *bad, *table(("metric", "value"), list(found.items()), indent="  "), *_notes(remarks)]
 
 
-def _metrics(ref: DumpRef, how: How) -> dict[str, float] | None:
-    """Recomputed from all samples; None unless asked for, or the dump is small."""
+def _notes(remarks: Sequence[str]) -> list[str]:
+    return [f"  note: {clean(one)}" for one in remarks]
+
+
+def _metrics(ref: DumpRef, how: How) -> tuple[dict[str, float] | None, list[str]]:
+    """(recomputed from all samples, remarks on them); None unless asked for, or the dump is small."""
     if how.metrics is False or ref.damage or (how.metrics is None and ref.bytes > METRICS_BYTES):
-        return None
+        return None, []
     from rltop.evidence.dump_stats import DumpStats
 
     found = DumpStats(is_eval=ref.is_eval)
@@ -128,11 +132,12 @@ def _metrics(ref: DumpRef, how: How) -> dict[str, float] | None:
             for sample in dump.samples():
                 found.add(sample, dump.trained(sample))
     except RltopError:  # said where the samples are shown; metrics of some of them are none
-        return None
-    return found.metrics()
+        return None, []
+    return found.metrics(), found.remarks()
 
 
-def _dump(ref: DumpRef, *, metrics: Mapping[str, float] | None) -> dict[str, Any]:
+def _dump(ref: DumpRef, how: How) -> dict[str, Any]:
+    metrics, remarks = _metrics(ref, how)
     told = {
         "path": str(ref.path),
         "kind": ref.kind,
@@ -142,7 +147,7 @@ def _dump(ref: DumpRef, *, metrics: Mapping[str, float] | None) -> dict[str, Any
         "train": [str(path) for path in ref.train],
         "damage": ref.damage,
     }
-    return told if metrics is None else {**told, "metrics": dict(metrics)}
+    return told if metrics is None else {**told, "metrics": metrics, "remarks": remarks}
 
 
 class _Texts:
@@ -170,6 +175,8 @@ def _sample(one: Shown, how: How) -> dict[str, Any]:
 
 def fields(sample: DumpSample) -> dict[str, Any]:
     """A sample as JSON: fields that the dump lacks are left out."""
+    from rltop.evidence.dump_whole import remarks
+
     known = {
         "at": sample.at,
         "index": sample.index,
@@ -190,6 +197,8 @@ def fields(sample: DumpSample) -> dict[str, Any]:
     }
     found = {key: _plain(value) for key, value in known.items() if value is not None}
     found |= {key: _plain(value) for key, value in sample.extra.items() if key not in found}
+    if odd := remarks(sample, None):
+        found["remarks"] = odd
     return {**found, "refused": list(sample.refused)} if sample.refused else found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rltop.cli.dump_open import chosen_dumps, opened
+from rltop.cli.dump_open import chosen_dumps, no_samples, opened
 from rltop.cli.output import clean, note, number, print_json, size, table
+from rltop.errors import RltopError
 
 if TYPE_CHECKING:
     from rltop.evidence.dump_find import DumpRef
@@ -29,15 +31,21 @@ class Asked:
 def stats(pattern: str, asked: Asked, *, groups: int, evaluation: bool, as_json: bool) -> int:
     """The command. groups: rows of the table of groups, those of the widest rewards first."""
     told = []
+    broken: list[RltopError] = []
     for ref in chosen_dumps(pattern, evaluation=evaluation):
         found = _computed(ref, asked)
         rows = [group.row() for group in found.groups()]
+        if found.no_samples:
+            at, why = found.no_samples[0]
+            broken.append(no_samples(ref, len(found.no_samples), at, why))
         if as_json:
             told.append(_json(ref, found, rows))
         else:
             print("\n".join(_lines(ref, found, rows, groups)))
     if as_json:
         print_json({"dumps": told})
+    if broken:
+        raise broken[0]
     return 0
 
 
@@ -57,6 +65,11 @@ def _computed(ref: DumpRef, asked: Asked) -> DumpStats:
     return found
 
 
+def _widest(std: float | None) -> float:
+    """To sort by: NaN first, then from wide to narrow."""
+    return 0.0 if std is None else -math.inf if math.isnan(std) else -std
+
+
 def _json(ref: DumpRef, found: DumpStats, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "path": str(ref.path),
@@ -65,6 +78,7 @@ def _json(ref: DumpRef, found: DumpStats, rows: list[dict[str, Any]]) -> dict[st
         "samples": found.count,
         "metrics": found.metrics(),
         "absent": found.absent(),
+        "remarks": found.remarks(),
         "groups": rows,
     }
 
@@ -73,11 +87,12 @@ def _lines(ref: DumpRef, found: DumpStats, rows: list[dict[str, Any]], groups: i
     kind = "eval of rollout" if ref.is_eval else "rollout"
     lines = [f"{ref.path}  {kind} {number(ref.rollout_id)}  {found.count} samples  {size(ref.bytes)}"]
     lines += table(("metric", "value"), list(found.metrics().items()), indent="  ")
+    lines += [f"  note: {clean(remark)}" for remark in found.remarks()]
     lines += [f"  not here: {name} ({why})" for name, why in found.absent().items()]
     if not groups or not rows:
         return [*lines, ""]
     # All right and all wrong teach nothing: what has spread comes first, as in the advantages of GRPO.
-    best = sorted(rows, key=lambda row: -(row["reward_std"] or 0.0))[:groups]
+    best = sorted(rows, key=lambda row: _widest(row["reward_std"]))[:groups]
     head = ("group", "samples", "reward", "std", "min", "max", "tokens", "truncated", "prompt")
     cells = [
         (

@@ -59,6 +59,7 @@ def sample_lines(
     named += [("left out", text) for text in told.get("cut", ())]
     wide = min(max((len(name) for name, _ in named), default=0), 40)
     found += [f"{clean(name).ljust(wide)}  {_field(text)}" for name, text in named]
+    found += [paint.red(f"odd      {clean(one)}") for one in told.get("remarks", ())]
     return found + [paint.red(f"refused  {clean(one)}") for one in told.get("refused", ())]
 
 
@@ -67,7 +68,8 @@ def _head(told: Mapping[str, Any]) -> str:
     parts += [
         f"{name} {told[key]}" for name, key in (("index", "index"), ("group", "group_index")) if _known(told, key)
     ]
-    parts.append(f"reward {number(told.get('reward'))}")
+    key = told.get("reward_key")
+    parts.append(f"reward {number(told.get('reward'))}" + (f" ({clean(str(key))})" if key is not None else ""))
     if told.get("status"):
         parts.append(clean(str(told["status"])))
     group = told.get("group") or {}

@@ -58,6 +58,8 @@ class DumpFile:
                 raise Unreadable(file.damage or str(error)) from error
             if found.damage and not found.indexed():
                 raise Unreadable(found.damage)
+            if why := found._lists_nothing():
+                raise Unreadable(why)
             return found
         except (Unreadable, OSError) as error:
             stack.close()
@@ -167,7 +169,28 @@ class DumpFile:
         """The error for a file that is damaged as far as was seen by now. None: nothing was seen."""
         return self._broken(self.damage) if self.damage else None
 
+    @property
+    def instead(self) -> str:
+        """What a file holds that has no samples, in words."""
+        value = self._entries.head if isinstance(self._entries, Entries) else None
+        told = f"it has no samples but is {_kind(value)}"
+        if isinstance(value, Foreign):
+            told = "it has no samples but would make an object of a class"
+        return told + (f"; not imported: {', '.join(self.foreign[:5])}" if self.foreign else "")
+
     # -- inside
+
+    def _lists_nothing(self) -> str:
+        """Why `samples` can be no list of samples; empty where it is one."""
+        entries = self._entries
+        if not isinstance(entries, Entries) or entries.columns or not entries.ended or len(entries):
+            return ""
+        value = entries.head.items.get("samples", ()) if isinstance(entries.head, Map) else ()
+        if isinstance(value, Seq | tuple):
+            return ""
+        if isinstance(value, Map) and all(isinstance(one, Seq) for one in value.items.values()):
+            return ""
+        return f"its `samples` is no list but {_kind(value)}"
 
     def _broken(self, why: str) -> RltopError:
         return _unreadable(self.path, f"{self.damage or why} ({self._told()})")
@@ -182,14 +205,16 @@ class DumpFile:
         try:
             entry = self._entries.element(at)
         except Unreadable as error:
-            return DumpSample(at, refused=(f"sample: {error}",))
+            return DumpSample(at, refused=(f"sample: {error}",), problem=str(error))
         if isinstance(entry, Map):
             row, refused = self._row(entry)
         elif isinstance(entry, dict):
             row, refused = entry, []
+        elif isinstance(entry, Foreign):
+            return DumpSample(at, refused=(f"sample: {entry.name}",))
         else:
-            named = entry.name if isinstance(entry, Foreign) else f"it is no map but {type(entry).__name__}"
-            return DumpSample(at, refused=(f"sample: {named}",))
+            odd = f"it is {'no map but ' if isinstance(self._entries, Entries) else 'no JSON object: '}{_kind(entry)}"
+            return DumpSample(at, refused=(f"sample: {odd}",), problem=odd)
         group = self._entries.group(at) if isinstance(self._entries, Entries) else None
         if group is not None:
             row.setdefault("dataset", group)
@@ -232,6 +257,24 @@ class DumpFile:
     def _reads(self, ref: TensorRef) -> Callable[[], Sequence[float]]:
         file = self._file
         return lambda: file.floats(ref) if file is not None else []
+
+
+def _kind(value: Any) -> str:
+    """A value of a pickle in words."""
+    match value:
+        case None:
+            return "None"
+        case Map():
+            named = ", ".join(repr(key)[:40] for key in list(value.items)[:5])
+            return f"a map of {len(value.items)} ({named}{', …' if len(value.items) > 5 else ''})"
+        case Seq() | tuple():
+            return f"a list of {len(value)}"
+        case Foreign():
+            return f"a {value.name}"
+        case str():
+            return "a text"
+        case _:
+            return type(value).__name__
 
 
 def _is_json(path: Path) -> bool:

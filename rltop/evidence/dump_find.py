@@ -39,6 +39,8 @@ class DumpRef:
     """Why it can not be read."""
     damage: str = ""
     """What is wrong with a file of which samples can be read all the same, as far as it shows when it is opened."""
+    instead: str = ""
+    """What a file is that has no samples."""
 
 
 def find_dumps(pattern: str) -> list[DumpRef]:
@@ -50,11 +52,11 @@ def find_dumps(pattern: str) -> list[DumpRef]:
     refs = [_ref(path) for path in paths]
     readable = [one for one in refs if one.kind not in (None, "other", "state")]
     if not readable:
-        first = next((one for one in refs if one.problem), None)
+        first = next((one for one in refs if one.problem or one.instead), None)
         raise RltopError(
             "not a dump" if len(refs) == 1 else f"none of {len(refs)} files is a dump",
             where=str(first.path if first else paths[0]),
-            why=first.problem if first else "it has no samples",
+            why=(first.problem or first.instead) if first else "it has no samples",
             do="give what --save-debug-rollout-data or --save-debug-train-data wrote, or a --dump-details directory",
         )
     listed = [one for one in readable if one.kind in ("rollout", "samples")]
@@ -122,7 +124,8 @@ def _ref(path: Path) -> DumpRef:
     try:
         size = path.stat().st_size
         with DumpFile.open(path) as dump:
-            return DumpRef(path, dump.kind, dump.rollout_id, dump.is_eval, size, damage=dump.damage)
+            instead = dump.instead if dump.kind in ("other", "state") else ""
+            return DumpRef(path, dump.kind, dump.rollout_id, dump.is_eval, size, damage=dump.damage, instead=instead)
     except OSError as error:
         return DumpRef(path, None, None, problem=error.strerror or str(error))
     except RltopError as error:

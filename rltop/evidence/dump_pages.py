@@ -275,6 +275,8 @@ class _Opened:
             if spent():
                 break
         told: dict[str, Any] = {**self._stats.metrics(), **self._stats.absent()} if done else {}
+        if done and (remarks := self._stats.remarks()):
+            told["remarks"] = "; ".join(remarks)
         return DumpPageAnswer(query.path, stats=told, count=self._counted, indexed=self._counted, done=done, ended=done)
 
     def _whole(self, query: DumpPageQuery, rows: _List, spent: Callable[[], bool]) -> DumpPageAnswer:
@@ -282,7 +284,7 @@ class _Opened:
             return self._answer(query, rows, done=rows.done)
         sample = self.file.sample(rows.at(query.start))
         group, all_of_it = self.group(sample.at, spent)
-        rewards = [line.reward for line in map(self.line, group) if line.reward is not None]
+        rewards = [line.reward for line in map(self.line, group)]
         told = whole(
             sample,
             self._trained.sample(sample.at, sample.index, sample.tokens),

@@ -65,6 +65,8 @@ class DumpSample:
     """Every other field, under its name: plain values, `DumpTensor`, `Refused`."""
     refused: tuple[str, ...] = ()
     """`field: module.name` of every part that was not made."""
+    problem: str = ""
+    """Why the entry of the dump is no sample at all: nothing but `at` is known of it."""
 
     @property
     def score(self) -> float | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from rltop.evidence.dump_sample import DumpSample, DumpTensor
+from rltop.evidence.samples import reward_key_of
 
 REPETITION_TAIL = 10_000
 """Characters at the end of a response that slime compresses; a response that is not longer never counts."""
@@ -52,28 +53,27 @@ class Group:
     key: object
     """`group_index`, or the number of the prompt where the dump has none."""
     prompt: str
+    count: int = 0
+    """Samples."""
     rewards: array[float] = field(default_factory=lambda: array("d"))
-    """NaN: the sample has none."""
+    """Of those that have one."""
     first: Any = None
     """Reward of the first sample as it was saved, which slime's `zero_std` is named after."""
     lengths: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def count(self) -> int:
-        """Samples."""
-        return len(self.rewards)
-
     def row(self) -> dict[str, Any]:
-        """One line of the table; std is the population's, as GRPO's advantages use it."""
-        known = [one for one in self.rewards if math.isfinite(one)]
+        """One line of the table; std is the population's, as GRPO's advantages use it. A NaN makes all of them NaN."""
+        known = self.rewards
+        nan = any(math.isnan(one) for one in known)
         return {
             "group": self.key,
             "samples": self.count,
+            "without_reward": self.count - len(known),
             "reward_mean": statistics.fmean(known) if known else None,
-            "reward_std": statistics.pstdev(known) if known else None,
-            "reward_min": min(known, default=None),
-            "reward_max": max(known, default=None),
+            "reward_std": spread(known),
+            "reward_min": math.nan if nan else min(known, default=None),
+            "reward_max": math.nan if nan else max(known, default=None),
             "response_length_mean": self.lengths / self.count,
             "truncated": self.statuses["truncated"],
             "statuses": dict(self.statuses),
@@ -98,6 +98,8 @@ class DumpStats:
         self._reward_key, self._category = reward_key, log_reward_category
         self._time_s, self._gpus = rollout_time_s, rollout_num_gpus
         self._sets: dict[str, _Set] = {}
+        self.no_samples: list[tuple[int, str]] = []
+        """(place, why) of entries that are no samples."""
 
     @property
     def count(self) -> int:
@@ -106,6 +108,9 @@ class DumpStats:
 
     def add(self, sample: DumpSample, trained: DumpSample | None = None) -> None:
         """The next sample. trained: its entry in the train dump."""
+        if sample.problem:
+            self.no_samples.append((sample.at, sample.problem))
+            return
         name = str(sample.extra.get("dataset") or "all") if self._is_eval else ""
         found = self._sets.get(name)
         if found is None:
@@ -142,6 +147,27 @@ class DumpStats:
             found["rollout/raw_reward"] = "no sample has a reward that is a number: --reward-key KEY"
         return found
 
+    def remarks(self) -> list[str]:
+        """What was left out of the numbers, and what slime would not take as it is."""
+        found = []
+        sets = self._sets.values()
+        if self.no_samples:
+            at, why = self.no_samples[0]
+            found.append(f"{len(self.no_samples)} entries are no samples and left out: entry {at}, {why}")
+        if none := sum(one.count - len(one.rewards) for one in sets):
+            found.append(
+                f"{none} of {self.count} samples have no reward that is a number: they are left out of means and "
+                "groups; slime would fail on them"
+            )
+        if odd := sum(not math.isfinite(reward) for one in sets for reward in one.rewards):
+            found.append(
+                f"{odd} rewards are NaN or Inf: the mean is too, as slime logs it, and so is every advantage of their "
+                "groups"
+            )
+        for key, count in sum((one.keys for one in sets), Counter[str]()).items():
+            found.append(f"{count} rewards are maps, of which {key!r} counts: slime takes --reward-key KEY for it")
+        return found
+
     def groups(self) -> list[Group]:
         """The groups, in the order of the dump."""
         return [group for one in self._sets.values() for group in one.groups.values()]
@@ -154,6 +180,8 @@ class _Set:
         self._reward_key, self._category = reward_key, category
         self.count = 0
         self.rewards = array("d")
+        self.keys: Counter[str] = Counter()
+        """Keys that were taken of maps of rewards, where nobody named one."""
         self.groups: dict[object, Group] = {}
         self._prompts: dict[int, int] = {}
         self._effective, self._lengths, self._totals = array("q"), array("q"), array("q")
@@ -192,7 +220,9 @@ class _Set:
         zero = Counter(
             str(round(group.first, 1))
             for group in self.groups.values()
-            if _is_number(group.first) and all(one == group.rewards[0] for one in group.rewards)
+            if _is_number(group.first)
+            and len(group.rewards) == group.count
+            and all(one == group.rewards[0] for one in group.rewards)
         )
         found |= {f"zero_std/count_{reward}": count for reward, count in zero.items()}
         if self._has_spec:
@@ -268,6 +298,7 @@ class _Set:
         if self._reward_key is not None:
             raw = raw.get(self._reward_key) if isinstance(raw, Mapping) else None
         elif isinstance(raw, Mapping):
+            self.keys.update([str(key)] if (key := reward_key_of(raw)) is not None else [])
             raw = sample.score
         return raw, float(raw) if _is_number(raw) else None
 
@@ -278,7 +309,9 @@ class _Set:
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(key, (sample.prompt or "")[:MOST_PROMPT], first=raw)
-        group.rewards.append(math.nan if reward is None else reward)
+        group.count += 1
+        if reward is not None:
+            group.rewards.append(reward)
         group.lengths += length
         group.statuses[status] += 1
 
@@ -349,6 +382,13 @@ def stats_of(samples: Iterable[DumpSample], *, is_eval: bool = False) -> dict[st
     for sample in samples:
         found.add(sample)
     return found.metrics()
+
+
+def spread(rewards: Sequence[float]) -> float | None:
+    """The population's standard deviation; NaN where one is not finite, None without any."""
+    if not rewards:
+        return None
+    return statistics.pstdev(rewards) if all(map(math.isfinite, rewards)) else math.nan
 
 
 def is_repetition(text: str) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 from rltop.evidence.dump_rows import length_of, line_of
 from rltop.evidence.dump_sample import DumpSample, DumpTensor, Refused
+from rltop.evidence.dump_stats import spread
+from rltop.evidence.samples import reward_key_of
 from rltop.evidence.token_text import TokenTexts, characters, fitting
 
 MOST_CHARACTERS = 1_000_000
@@ -24,7 +26,7 @@ _PER_TOKEN = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "
 
 
 def whole(
-    sample: DumpSample, trained: DumpSample | None, group: Sequence[float], texts: TokenTexts | None
+    sample: DumpSample, trained: DumpSample | None, group: Sequence[float | None], texts: TokenTexts | None
 ) -> dict[str, Any]:
     """Everything of a sample. trained: its entry in the train dump. group: rewards of its group, itself included."""
     cut: list[str] = []
@@ -36,7 +38,8 @@ def whole(
         "response": _text(sample.response, "response", cut),
         "label": brief(sample.label) if sample.label is not None else None,
         "weight_versions": [str(one)[:100] for one in (sample.weight_versions or ())][:64],
-        "prompt_tokens": len(sample.tokens) - length if sample.tokens is not None and length is not None else None,
+        "prompt_tokens": _prompt_tokens(sample, length),
+        "reward_key": reward_key_of(sample.reward) if isinstance(sample.reward, Mapping) else None,
         "trained": trained is not None,
     }
     for name in _PER_TOKEN:
@@ -55,8 +58,15 @@ def whole(
     told["group"] = group_numbers(sample.score, group)
     told["fields"] = fields(sample, trained)
     told["refused"] = [one[:300] for one in sample.refused[:20]]
+    told["remarks"] = remarks(sample, trained)
     told["cut"] = cut
     return told
+
+
+def _prompt_tokens(sample: DumpSample, length: int | None) -> int | None:
+    if sample.tokens is None or length is None or not 0 <= length <= len(sample.tokens):
+        return None
+    return len(sample.tokens) - length
 
 
 def _of(name: str, sample: DumpSample, trained: DumpSample | None) -> Any:
@@ -112,16 +122,33 @@ def gap_numbers(trained: Sequence[float], rollout: Sequence[float]) -> dict[str,
     return {"mean": math.fsum(gaps) / len(gaps), "max": gaps[at], "at": at, "n": len(gaps)}
 
 
-def group_numbers(score: float | None, group: Sequence[float]) -> dict[str, Any]:
-    """{n, mean, std, advantage} of the rewards of a group; advantage: (reward - mean) / std, GRPO's before any
-    option; 0 in a group without spread."""
-    finite = [one for one in group if math.isfinite(one)]
-    if not finite:
-        return {}
-    mean, std = statistics.fmean(finite), statistics.pstdev(finite)
-    known = score is not None and math.isfinite(score)
-    advantage = (score - mean) / std if known and score is not None and std > 0 else 0.0 if known else None
-    return {"n": len(group), "mean": mean, "std": std, "advantage": advantage}
+def group_numbers(score: float | None, group: Sequence[float | None]) -> dict[str, Any]:
+    """{n, missing, mean, std, advantage} of the rewards of a group; advantage: (reward - mean) / std, GRPO's before any
+    option; 0 in a group without spread. A NaN makes all of them NaN, as in slime; `missing` have no reward."""
+    known = [one for one in group if one is not None]
+    told = {"n": len(group), "missing": len(group) - len(known)}
+    if not known:
+        return {**told, "mean": None, "std": None, "advantage": None} if group else {}
+    mean, std = statistics.fmean(known), spread(known)
+    advantage = None
+    if score is not None and std is not None:
+        advantage = 0.0 if std == 0 else (score - mean) / std
+    return {**told, "mean": mean, "std": std, "advantage": advantage}
+
+
+def remarks(sample: DumpSample, trained: DumpSample | None) -> list[str]:
+    """What of a sample contradicts itself: lengths that differ, fewer tokens than the response has."""
+    length, found = sample.response_length, []
+    if length is not None and length < 0:
+        found.append(f"response_length {length}")
+    if length is not None and sample.tokens is not None and len(sample.tokens) < length:
+        found.append(f"{len(sample.tokens)} tokens, fewer than the response_length {length}")
+    for name in _PER_TOKEN if length is not None else ():
+        value = _of(name, sample, trained)
+        count = math.prod(value.shape) if isinstance(value, DumpTensor) else len(_numbers(value)) if value else length
+        if count != length and not (name == "advantages" and count == 1):
+            found.append(f"{count} {name}, but a response_length of {length}")
+    return found
 
 
 def fields(sample: DumpSample, trained: DumpSample | None) -> list[list[str]]:

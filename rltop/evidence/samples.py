@@ -132,12 +132,17 @@ def plain(row: Mapping[str, Any], position: int) -> dict[str, Any]:
 def reward_of(value: object) -> float | None:
     """A number, or the one number (or `score`) of a map of rewards."""
     if isinstance(value, Mapping):
-        numbers = {k: v for k, v in value.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        chosen = next((numbers[key] for key in ("score", "reward", "acc") if key in numbers), None)
-        value = chosen if chosen is not None else next(iter(numbers.values()), None) if len(numbers) == 1 else None
+        value = value.get(reward_key_of(value))
     if isinstance(value, bool):
         return float(value)
     return float(value) if isinstance(value, int | float) else None
+
+
+def reward_key_of(value: Mapping[Any, Any]) -> Any:
+    """The key of a map of rewards that counts where nobody named one: `score`, `reward`, `acc`, or its only number."""
+    numbers = [k for k, v in value.items() if isinstance(v, int | float) and not isinstance(v, bool)]
+    chosen = next((key for key in ("score", "reward", "acc") if key in numbers), None)
+    return chosen if chosen is not None else numbers[0] if len(numbers) == 1 else None
 
 
 def _messages(value: object) -> str:

@@ -363,3 +363,62 @@ def test_a_cut_plain_pickle_says_so_on_the_first_page(tmp_path: Path, capsys: py
     path.write_bytes(raw[: len(raw) // 2])
     code, out, _ = run(capsys, "show", path, "-n", 1)
     assert (code, "DAMAGED: truncated" in out) == (2, True)
+
+
+def test_nan_and_missing_rewards_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nan = float("nan")
+    rewards = [nan, 1.0, None, 1.0, {"score": 1.0, "acc": 0.0}, {"score": 0.0, "acc": 1.0}]
+    samples = [sample(at, group_size=2, reward=reward) for at, reward in enumerate(rewards)]
+    path = save(tmp_path / "3.pt", {"rollout_id": 3, "samples": samples})
+    (found,) = as_json(capsys, "stats", path)["dumps"]
+    first, second, third = found["groups"]
+    assert found["metrics"]["rollout/raw_reward"] == "NaN"  # as slime logs it
+    assert (first["reward_mean"], first["reward_std"], first["reward_max"]) == ("NaN", "NaN", "NaN")
+    assert (second["without_reward"], second["reward_mean"], third["reward_std"]) == (1, 1.0, 0.5)
+    said = "\n".join(found["remarks"])
+    assert "1 of 6 samples have no reward that is a number" in said
+    assert "1 rewards are NaN or Inf" in said
+    assert "2 rewards are maps, of which 'score' counts" in said
+    code, out, _ = run(capsys, "stats", path)
+    assert (code, out.count("  note: ")) == (0, 3)
+    code, out, _ = run(capsys, "show", path)
+    assert (code, out.count("  note: ")) == (0, 3)
+    assert "reward 1 (score)" in out
+    assert as_json(capsys, "show", path)["dumps"][0]["remarks"] == found["remarks"]
+    assert not any(
+        "maps" in one for one in as_json(capsys, "stats", path, "--reward-key", "acc")["dumps"][0]["remarks"]
+    )
+
+
+def test_fields_that_contradict_each_other_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = [sample(0, tokens=[], response_length=3), sample(1, response_length=7, rollout_log_probs=[-0.5] * 3)]
+    path = save(tmp_path / "3.pt", {"rollout_id": 3, "samples": [*odd, sample(2)]})
+    _, out, _ = run(capsys, "show", path)
+    assert "prompt, -" not in out
+    assert "odd      0 tokens, fewer than the response_length 3" in out
+    assert "odd      3 rollout_log_probs, but a response_length of 7" in out
+    found = as_json(capsys, "show", path)["samples"]
+    assert ["remarks" in one for one in found] == [True, True, False]
+
+
+def test_entries_that_are_no_samples_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path / "3.pt", {"rollout_id": 3, "samples": [1, None, "s", sample(3)]})
+    for command in ("show", "stats"):
+        code, out, err = run(capsys, command, path)
+        assert (code, "not samples: 3 of these entries" in err, "it is no map but int" in err) == (2, True, True)
+        assert "3 entries are no samples and left out" in out
+    code, out, _ = run(capsys, "stats", path, "--json")
+    assert (code, json.loads(out)["dumps"][0]["samples"]) == (2, 1)
+
+
+def test_what_holds_no_samples_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "executed"
+    path = save(tmp_path / "3.pt", {"samples": {"a": 1, "b": 2}})
+    code, _, err = run(capsys, "show", path)
+    assert (code, "its `samples` is no list but a map of 2 ('a', 'b')" in err) == (2, True)
+    (tmp_path / "4.pt").write_bytes(pickle.dumps(Touch(mark)))
+    code, _, err = run(capsys, "show", tmp_path / "4.pt")
+    assert (code, "not imported: posix.mkdir" in err, mark.exists()) == (2, True, False)
+    save(tmp_path / "5.pt", {"weights": [1.0], "optimizer": {}})
+    code, _, err = run(capsys, "show", tmp_path / "5.pt")
+    assert (code, "a map of 2 ('weights', 'optimizer')" in err) == (2, True)

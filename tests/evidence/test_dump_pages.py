@@ -17,7 +17,7 @@ import pytest
 from rltop.evidence.dump_find import find_dumps
 from rltop.evidence.dump_pages import DumpPages
 from rltop.evidence.dump_rows import Filter
-from rltop.evidence.dump_whole import MOST_FIELD, brief
+from rltop.evidence.dump_whole import MOST_FIELD, brief, group_numbers
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery
 from tests.evidence import dump_files
 
@@ -130,7 +130,7 @@ def test_one_sample_in_full(pages: DumpPages, tmp_path: Path) -> None:
     assert "".join(found["texts"]) == found["response"] == "answer 5 is 25"
     assert found["texts_from"] == "one character per token"
     assert found["prompt_tokens"] == 3
-    assert found["group"] == {"n": 4, "mean": 0.5, "std": 0.5, "advantage": 1.0}
+    assert found["group"] == {"n": 4, "missing": 0, "mean": 0.5, "std": 0.5, "advantage": 1.0}
     assert dict(found["fields"]) == {"metadata.engine": "0", "metadata.difficulty": "2", "trace": "{a: [1, 2]}"}
     assert len(found["label"]) < MOST_FIELD + 100
     assert "7000 characters left out" in found["label"]
@@ -288,3 +288,12 @@ def test_a_value_of_a_dump_is_told_in_bounded_space() -> None:
 
 def test_an_empty_filter_takes_everything() -> None:
     assert Filter("   ").takes(None, None)  # type: ignore[arg-type]  # it looks at nothing
+
+
+def test_a_group_counts_whom_it_left_out_and_keeps_its_nan() -> None:
+    nan = float("nan")
+    assert group_numbers(1.0, [0.0, 1.0, None]) == {"n": 3, "missing": 1, "mean": 0.5, "std": 0.5, "advantage": 1.0}
+    told = group_numbers(1.0, [nan, 1.0])
+    assert (told["n"], told["missing"]) == (2, 0)
+    assert all(math.isnan(told[name]) for name in ("mean", "std", "advantage"))
+    assert group_numbers(None, [None, None])["missing"] == 2

@@ -261,13 +261,16 @@ class SampleText(Struct):
         sample, group, gaps = self.sample, self.sample.get("group") or {}, self.sample.get("gaps") or {}
         safe = self._safe
         facts: list[tuple[str, str, str]] = [
-            ("reward", num(sample.get("reward")), "strong"),
+            ("reward", num(sample.get("reward")) + self._from_key(), "strong"),
             ("status", safe(sample.get("status") or "-"), "text"),
             ("tokens", str(sample.get("length")) if sample.get("length") is not None else "-", "text"),
         ]
         if group:
-            told = f"{num(group.get('mean'))} of {group.get('n')}, std {num(group.get('std'))}"
-            facts.append(("group mean", told, "text"))
+            without = group.get("missing") or 0
+            told = f"{num(group.get('mean'))} of {group.get('n', 0) - without}, std {num(group.get('std'))}"
+            told += f"; {without} without a reward left out" if without else ""
+            odd = without or not math.isfinite(group.get("mean") or 0.0)
+            facts.append(("group mean", told, "warn" if odd else "text"))
         if gaps:
             loud = "text" if isinstance(gaps.get("max"), int | float) and gaps["max"] < 0.1 else "warn"
             facts.append(
@@ -278,7 +281,14 @@ class SampleText(Struct):
             facts.append(("weights", safe(", ".join(map(str, dict.fromkeys(versions)))), "text"))
         if sample.get("refused"):
             facts.append(("not read", safe(", ".join(map(str, sample["refused"]))), "warn"))
+        if sample.get("remarks"):
+            facts.append(("odd", safe(", ".join(map(str, sample["remarks"]))), "warn"))
         return told_facts(facts, width, self.glyphs)
+
+    def _from_key(self) -> str:
+        """Which of several rewards that is."""
+        key = self.sample.get("reward_key")
+        return "" if key is None else f" ({self._safe(str(key))})"
 
     def token_rows(self, mode: str, width: int) -> list[Row]:
         """What the cursor is on, and what the colours mean."""
