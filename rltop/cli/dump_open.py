@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rltop.cli.output import note, size
@@ -58,10 +59,10 @@ class Shown:
     trained: DumpSample | None
 
 
-def chosen_dumps(pattern: str, *, evaluation: bool) -> list[DumpRef]:
+def chosen_dumps(pattern: str, *, evaluation: bool, texts: bool = False) -> list[DumpRef]:
     """Dumps of a pattern: of the training, or with `evaluation` of the evaluation. What is left out is said on stderr.
 
-    Raises RltopError where none is left.
+    texts: only dumps that have prompts and responses. Raises RltopError where none is left.
     """
     from rltop.evidence.dump_find import find_dumps, holes
 
@@ -72,17 +73,84 @@ def chosen_dumps(pattern: str, *, evaluation: bool) -> list[DumpRef]:
         elif ref.damage:
             note(f"{ref.path}: {ref.damage}")
     readable = [ref for ref in found if not ref.problem]
+    if texts and readable and not (rollouts := [one for one in readable if not (one.kind or "").startswith("train")]):
+        raise RltopError(
+            "a train dump has no prompts and responses as text",
+            where=str(readable[0].path),
+            why="slime keeps them in the rollout dump of the same rollout",
+            do="give the path of --save-debug-rollout-data",
+        )
+    readable = rollouts if texts and readable else readable
     refs = [ref for ref in readable if ref.is_eval is evaluation]
     if not refs and not evaluation and readable:
         return readable  # nothing but evaluations: no question which
     if not refs:
-        raise RltopError("no eval_ dump", where=pattern, why=f"{len(readable)} dumps of the training", do="no --eval")
+        raise RltopError(
+            "no eval_ dump", where=pattern, why=f"{len(readable)} dumps of the training", do="leave out --eval"
+        )
     if len(refs) < len(readable):
         note(f"left out of the {'training' if evaluation else 'evaluation (--eval)'}: {len(readable) - len(refs)}")
     if gaps := holes(refs):
         more = f" and {len(gaps) - MOST_HOLES} more" if len(gaps) > MOST_HOLES else ""
         note(f"no dump of rollout {', '.join(map(str, gaps[:MOST_HOLES]))}{more}")
     return refs
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Which dumps and samples a command that works through them means: PATTERN, --eval, --filter, --limit."""
+
+    pattern: str
+    chosen: str = ""
+    """A filter, as in `rltop dump show`."""
+    limit: int | None = None
+    evaluation: bool = False
+
+    def refs(self) -> Sequence[DumpRef]:
+        """The rollout dumps, by rollout id: see `chosen_dumps`."""
+        return chosen_dumps(self.pattern, evaluation=self.evaluation, texts=True)
+
+    def samples(self, refs: Sequence[DumpRef], broken: dict[Path, str]) -> Iterator[tuple[DumpRef, DumpSample]]:
+        """One after the other, a dump open at a time; tensors of a sample can be read until the next one is taken.
+
+        broken: gets every dump that is damaged, as far as that was seen, and what of it could not be read. What came
+        before stands.
+        """
+        from rltop.evidence.dump_file import DumpFile
+
+        takes, left = self._filter(), self.limit
+        for ref in refs:
+            at = 0
+            try:
+                with DumpFile.open(ref.path) as dump:
+                    for one in dump:
+                        if left == 0:
+                            break
+                        at = one.at + 1
+                        if one.problem:
+                            broken.setdefault(ref.path, f"{ref.path}, entry {one.at}: no sample: {one.problem}")
+                        elif takes(one):
+                            left = None if left is None else left - 1
+                            yield ref, one
+                    if dump.damage:
+                        broken.setdefault(ref.path, f"{ref.path}: {dump.damage}")
+            except RltopError as error:
+                broken[ref.path] = f"{ref.path}, from sample {at} on: {error.why or error.what}"
+            if left == 0:
+                return
+
+    def nothing(self) -> RltopError:
+        """The error for no sample at all."""
+        where = f"--filter {self.chosen}" if self.chosen else self.pattern
+        return RltopError("no sample fits", where=where)
+
+    def _filter(self) -> Callable[[DumpSample], bool]:
+        if not self.chosen:
+            return lambda one: True
+        from rltop.evidence.dump_rows import Filter, line_of
+
+        chosen = Filter(self.chosen)
+        return lambda one: chosen.takes(line_of(one, None), one)
 
 
 class Dump:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rltop.cli.dump_pick import Pick
-from rltop.cli.output import number, print_json, table
+from rltop.cli.dump_open import Pick
+from rltop.cli.output import note, number, print_json, table
 from rltop.errors import RltopError
 
 if TYPE_CHECKING:
-    from rltop.cli.dump_reward import RewardFunction
+    from rltop.cli.dump_reward import Outcome, RewardFunction
     from rltop.evidence.dump_find import DumpRef
     from rltop.evidence.dump_sample import DumpSample
     from rltop.evidence.rescore import Change, Rescore, Row
@@ -106,8 +107,8 @@ class _Seen:
     """(kind, why, place) -> (rollout id, position) of the samples."""
     rewards: dict[Path, dict[int, Any]] = field(default_factory=dict)
     """New rewards, where they are to be written."""
-    broken: list[str] = field(default_factory=list)
-    """Dumps that end too early."""
+    broken: dict[Path, str] = field(default_factory=dict)
+    """Dumps that end too early, or are damaged otherwise."""
     refused: Counter[str] = field(default_factory=Counter)
     """Parts of samples that the function did not get: they wanted to import something."""
 
@@ -128,11 +129,15 @@ def run(ask: _Ask, *, as_json: bool) -> int:
         asyncio.run(_score_all(ask, function, refs, result, seen))
     if not result.total.samples and not seen.unscored and not seen.broken:
         raise ask.pick.nothing()
-    written = [_write(ask.write, ref, seen.rewards.get(ref.path, {})) for ref in refs] if ask.write else []
+    written, unwritten = _written(ask, refs, seen) if ask.write else ([], [])
     if as_json:
-        print_json(_object(ask, result, seen, written))
+        print_json(_object(ask, result, seen, written, unwritten))
     else:
         print("\n".join(_lines(ask, result, seen, written)))
+    for error in unwritten[1:]:
+        note(str(error))
+    if unwritten:
+        raise unwritten[0]
     return 1 if seen.unscored or seen.broken else 0
 
 
@@ -165,6 +170,7 @@ async def _score_all(
     async for number_of, outcomes in score(function, batches(), concurrency=concurrency, timeout_s=ask.timeout_s):
         for (ref, one), outcome in zip(meant.pop(number_of), outcomes, strict=True):
             rollout = ref.rollout_id
+            outcome = _judged(outcome, ask)
             if isinstance(outcome, Failed):
                 seen.unscored += 1
                 seen.failures.setdefault((outcome.kind, outcome.why, outcome.where), []).append((rollout, one.at))
@@ -208,9 +214,28 @@ def _reward_number(value: Any, ask: _Ask) -> float | None:
     """The number that counts of a reward."""
     from rltop.evidence.samples import reward_of
 
-    if isinstance(value, dict) and ask.reward_key:
+    if isinstance(value, Mapping) and ask.reward_key:
         value = value.get(ask.reward_key)
     return reward_of(value)
+
+
+def _judged(outcome: Outcome, ask: _Ask) -> Outcome:
+    """What is no reward that counts: no number, NaN, Inf, a map in which none is named."""
+    from rltop.cli.dump_reward import Failed
+
+    if isinstance(outcome, Failed):
+        return outcome
+    value = _reward_number(outcome, ask)
+    if value is not None and math.isfinite(value):
+        return outcome
+    if isinstance(outcome, Mapping):
+        told = f"a map whose reward is {number(value)}"
+        if value is None:
+            names = ", ".join(str(key)[:40] for key in list(outcome)[:8])
+            told = f"a map of {names or 'nothing'}: which of them counts? --reward-key KEY"
+    else:
+        told = f"{number(value) if value is not None else 'None'}, not a number"
+    return Failed("result", f"it returned {told}")
 
 
 def _change(rollout: int | None, one: DumpSample, before: float | None, after: float | None) -> Change:
@@ -236,19 +261,27 @@ def _end(text: str) -> str:
 
 
 def _check_out(write: str, refs: Sequence[DumpRef]) -> None:
+    from rltop.evidence.dump_find import fields_of
+
     if not write.endswith(".pt"):
         raise RltopError(
             "not a dump's name", where=f"--write {write}", why="only .pt is written", do=f"--write {write}.pt"
         )
-    if len(refs) > 1 and "{rollout_id}" not in write:
+    if len(refs) > 1 and "rollout_id" not in fields_of(write):
         raise RltopError(
             "one file for several dumps",
             where=f"--write {write}",
             why=f"{len(refs)} dumps are scored",
             do="--write 'DIR/{rollout_id}.pt'",
         )
-    for ref in refs:
-        if _out(write, ref).absolute() == ref.path.absolute():
+    try:
+        outs = [_out(write, ref) for ref in refs]
+    except (ValueError, KeyError, IndexError) as error:
+        raise RltopError(
+            "not a path for dumps", where=f"--write {write}", why=str(error), do="--write 'DIR/{rollout_id}.pt'"
+        ) from error
+    for ref, out in zip(refs, outs, strict=True):
+        if out.absolute() == ref.path.absolute():
             raise RltopError("that is the dump itself", where=f"--write {write}", do="give another name")
         if ref.path.suffix not in (".pt", ".pkl", ".pickle"):
             raise RltopError("only a .pt can be written again", where=str(ref.path), why="it is JSON lines")
@@ -264,8 +297,31 @@ def _check_out(write: str, refs: Sequence[DumpRef]) -> None:
 
 
 def _out(write: str, ref: DumpRef) -> Path:
-    name = ("eval_" if ref.is_eval else "") + str(ref.rollout_id if ref.rollout_id is not None else ref.path.stem)
-    return Path(write.replace("{rollout_id}", name))
+    from rltop.evidence.dump_find import fields_of, filled
+
+    if not fields_of(write):
+        return Path(write)
+    if ref.rollout_id is None:
+        return Path(write.format(rollout_id=ref.path.stem))
+    return filled(write, ref.rollout_id, evaluation=ref.is_eval)
+
+
+def _written(ask: _Ask, refs: Sequence[DumpRef], seen: _Seen) -> tuple[list[Path], list[RltopError]]:
+    """(files that were written, why others were not): the scores are told in any case."""
+    written, unwritten = [], []
+    for ref in refs:
+        try:
+            if why := seen.broken.get(ref.path):
+                raise RltopError(
+                    "not written again",
+                    where=str(ref.path),
+                    why=f"not all of it can be read: {why}",
+                    do="copy it again, or leave out --write",
+                )
+            written.append(_write(ask.write, ref, seen.rewards.get(ref.path, {})))
+        except RltopError as error:
+            unwritten.append(error)
+    return written, unwritten
 
 
 def _write(write: str, ref: DumpRef, rewards: dict[int, Any]) -> Path:
@@ -340,7 +396,7 @@ def _lines(ask: _Ask, result: Rescore, seen: _Seen, written: Sequence[Path]) -> 
         lines += ["", *table(("rollout", "at", "group", "status", "before", "now", "response ends with"), moved)]
     lines += _failure_lines(seen)
     lines += [f"not made     {name}, in {count} samples" for name, count in seen.refused.most_common(MOST_KINDS)]
-    lines += [f"BROKEN       {told}" for told in seen.broken]
+    lines += [f"BROKEN       {told}" for told in seen.broken.values()]
     return lines + [f"written      {path}" for path in written]
 
 
@@ -357,7 +413,9 @@ def _failure_lines(seen: _Seen) -> list[str]:
     return [*found, f"and {more} other kinds"] if more > 0 else found
 
 
-def _object(ask: _Ask, result: Rescore, seen: _Seen, written: Sequence[Path]) -> dict[str, Any]:
+def _object(
+    ask: _Ask, result: Rescore, seen: _Seen, written: Sequence[Path], unwritten: Sequence[RltopError]
+) -> dict[str, Any]:
     groups = result.groups()
     return {
         "function": ask.function,
@@ -390,7 +448,8 @@ def _object(ask: _Ask, result: Rescore, seen: _Seen, written: Sequence[Path]) ->
             for (kind, why, place), samples in sorted(seen.failures.items(), key=lambda item: -len(item[1]))
         ],
         "not_made": dict(seen.refused),
-        "broken": seen.broken,
+        "broken": list(seen.broken.values()),
+        "not_written": [str(error) for error in unwritten],
         "written": [str(path) for path in written],
     }
 

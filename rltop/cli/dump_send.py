@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rltop.cli.dump_pick import Pick
+from rltop.cli.dump_open import Pick
 from rltop.cli.output import print_json
 from rltop.errors import RltopError
 

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rltop.cli.output import number, table
@@ -57,7 +58,7 @@ class Seen:
     failed: dict[str, list[tuple[int | None, int]]] = field(default_factory=dict)
     stopped: str = ""
     """Why it ended before the last sample."""
-    broken: list[str] = field(default_factory=list)
+    broken: dict[Path, str] = field(default_factory=dict)
     """Dumps that end too early."""
 
     def add(self, line: Line) -> None:
@@ -142,7 +143,7 @@ def lines(asked: Asked, facts: Examined, seen: Seen) -> list[str]:
     for why, these in list(seen.failed.items())[:MOST_KINDS]:
         rollout, at = these[0]
         found.append(f"failed     {len(these)} samples: {why} (first: rollout {number(rollout)} at {at})")
-    found += [f"BROKEN     {told}" for told in seen.broken]
+    found += [f"BROKEN     {told}" for told in seen.broken.values()]
     return found + [f"left out   {count} samples: {why}" for why, count in seen.skipped.most_common(MOST_KINDS)]
 
 
@@ -199,7 +200,7 @@ def as_object(asked: Asked, facts: Examined, seen: Seen) -> dict[str, Any]:
         ],
         "left_out": dict(seen.skipped),
         "stopped": seen.stopped or None,
-        "broken": seen.broken,
+        "broken": list(seen.broken.values()),
     }
 
 

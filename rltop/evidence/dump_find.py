@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ SUFFIXES = (".pt", ".pkl", ".pickle", ".jsonl")
 FOLDERS = ("", "rollout_data", "train_data", "rollout_result/train", "rollout_result/eval", "dumps")
 """Where dumps lie below a directory: `--dump-details DIR` makes the second and third, Relax the next two."""
 MOST_HOLES = 10_000
+_FILLED = frozenset({"rollout_id", "rank"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,7 @@ def _paths(pattern: str) -> list[Path]:
                 do="give the directory of --dump-details, or the path of --save-debug-rollout-data",
             )
         return found
-    names = [pattern]
-    if "{" in pattern:
-        wild = re.sub(r"\{(rollout_id|rank)\}", "*", glob.escape(pattern))
-        names = [wild]
-    found = sorted(
-        {Path(one) for name in names for one in glob.glob(str(Path(name).expanduser())) if Path(one).is_file()}
-    )
+    found = sorted({Path(one) for one in glob.glob(str(Path(_wild(pattern)).expanduser())) if Path(one).is_file()})
     if not found:
         raise RltopError(
             "no such dump",
@@ -114,6 +110,38 @@ def _paths(pattern: str) -> list[Path]:
             do="give a file, a directory, a glob in quotes, or a path with {rollout_id}",
         )
     return found
+
+
+def fields_of(pattern: str) -> set[str]:
+    """Names in braces of a path that `str.format` fills in, also those with a format (`{rollout_id:03d}`)."""
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(pattern) if name}
+    except ValueError:  # a single brace: it is part of a name
+        return set()
+
+
+def filled(pattern: str, rollout_id: int, *, evaluation: bool = False) -> Path:
+    """The path of one rollout's dump. An evaluation's has slime's prefix `eval_`, whatever the format."""
+    return Path(pattern.format(rollout_id=_EvalId(rollout_id) if evaluation else rollout_id, rank=0))
+
+
+class _EvalId(int):
+    """A rollout id that is written as `eval_17`."""
+
+    def __format__(self, spec: str) -> str:
+        return "eval_" + format(int(self), spec)
+
+
+def _wild(pattern: str) -> str:
+    """The glob for a path in which `rollout_id` or `rank` is filled in; any other pattern is one."""
+    if not fields_of(pattern) & _FILLED:
+        return pattern
+    parts = []
+    for text, name, spec, _ in string.Formatter().parse(pattern):
+        parts.append(glob.escape(text))
+        if name is not None:
+            parts.append("*" if name in _FILLED else glob.escape(f"{{{name}{':' if spec else ''}{spec}}}"))
+    return "".join(parts)
 
 
 def _is_named(path: Path) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rltop.evidence.dump_find import filled
 from rltop.train.sample import Asked, Sample
 
 TOKENIZER_FILES = (
@@ -57,7 +58,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Dumped:
 
 def save_rollout(pattern: str, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool = False) -> Dumped:
     """All samples of a rollout to `pattern`, in which `{rollout_id}` is filled in; of an evaluation `eval_<id>`."""
-    path = Path(pattern.format(rollout_id=f"eval_{rollout_id}" if evaluation else rollout_id))
+    path = filled(pattern, rollout_id, evaluation=evaluation)
     # slime counts samples and groups over the whole run.
     groups, count = 1 + max((sample.group_index for sample in samples), default=0), len(samples)
     entries = [slime_sample(one, first=rollout_id * count, first_group=rollout_id * groups) for one in samples]

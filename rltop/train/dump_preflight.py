@@ -101,10 +101,18 @@ def _missing(pattern: str, first: int, end: int, missing: Sequence[Path]) -> Rlt
     )
 
 
+class _Marker:
+    """Stands for a number in a path, whatever the format."""
+
+    text = "\0"
+
+    def __format__(self, spec: str) -> str:
+        return self.text
+
+
 def _ids(pattern: str) -> list[int]:
     """Rollout ids for which there is a file."""
-    marker = "\0"
-    parts = pattern.format(rollout_id=marker).split(marker)
+    parts = pattern.format(rollout_id=_Marker()).split(_Marker.text)
     if len(parts) < 2:
         return []
     shape = re.compile("(?P<id>[0-9]+)".join([re.escape(parts[0]), "(?P=id)".join(map(re.escape, parts[1:]))]))

@@ -422,3 +422,21 @@ def test_what_holds_no_samples_is_described(tmp_path: Path, capsys: pytest.Captu
     save(tmp_path / "5.pt", {"weights": [1.0], "optimizer": {}})
     code, _, err = run(capsys, "show", tmp_path / "5.pt")
     assert (code, "a map of 2 ('weights', 'optimizer')" in err) == (2, True)
+
+
+@pytest.mark.parametrize("pattern", ["x/{rollout_id:03d}.pt", "x/{{rollout_id:03d}}/{rollout_id:>04}.pt"])
+def test_a_path_with_a_format_finds_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    from rltop.evidence.dump_find import filled
+
+    for at in (7, 8):
+        rollout(filled(f"{tmp_path}/{pattern}", at), 2, rollout_id=at)
+    evaluation = filled(f"{tmp_path}/{pattern}", 7, evaluation=True)
+    rollout(evaluation, 2, rollout_id=7)
+    assert evaluation.name.startswith("eval_0")
+    found = as_json(capsys, "stats", f"{tmp_path}/{pattern}")["dumps"]
+    assert [one["rollout_id"] for one in found] == [7, 8]
+    assert [one["path"] for one in as_json(capsys, "stats", f"{tmp_path}/{pattern}", "--eval")["dumps"]] == [
+        str(evaluation)
+    ]

@@ -195,7 +195,25 @@ def test_arguments_that_slime_would_have(place: Path, answer: Answer) -> None:
 def test_of_several_rewards_one_counts(place: Path, answer: Answer) -> None:
     found = answer("rewards.py:several", "dumps/3.pt", "--reward-key", "answer")
     assert found["total"]["mean_after"] == 2.0
-    assert answer("rewards.py:several", "dumps/3.pt")["total"]["mean_after"] is None  # two numbers: which?
+    found = answer("rewards.py:several", "dumps/3.pt", code=1)  # two numbers: which?
+    assert (found["scored"], found["unscored"]) == (0, 16)
+    assert "a map of format, answer, comment: which of them counts?" in found["failures"][0]["why"]
+
+
+@pytest.mark.parametrize(("value", "told"), [("nan", "NaN"), ("inf", "inf"), ("-inf", "-inf")])
+def test_a_reward_that_is_no_number_is_not_scored(place: Path, answer: Answer, value: str, told: str) -> None:
+    (place / "odd.py").write_text(
+        f"def one(sample):\n    return float('{value}') if sample.index < 3 else 1.0\n"
+        f"def several(sample):\n    return {{'score': float('{value}')}}\n"
+        "def none(sample):\n    return None\n"
+    )
+    found = answer("odd.py:one", "dumps/3.pt", code=1)
+    assert (found["scored"], found["unscored"]) == (13, 3)
+    (failure,) = found["failures"]
+    assert failure["why"] == f"it returned {told}, not a number"
+    assert failure["first"][0] == {"rollout_id": 3, "at": 0}
+    assert answer("odd.py:several", "dumps/3.pt", code=1)["unscored"] == 16
+    assert answer("odd.py:none", "dumps/3.pt", code=1)["failures"][0]["why"] == "it returned None, not a number"
 
 
 def test_an_async_function_that_hangs_is_given_up(place: Path, answer: Answer) -> None:
@@ -287,6 +305,27 @@ def test_a_dump_that_ends_too_early_keeps_what_was_scored(place: Path, answer: A
     found = answer("rewards.py:plain", "cut", code=1)
     assert 0 < found["scored"] < 6
     assert f"9.pkl, from sample {found['scored']} on" in found["broken"][0]
+
+
+def test_a_cut_dump_is_scored_and_not_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    path = rollout(place / "cut" / "3.pt", 64)
+    path.write_bytes(path.read_bytes()[:-2000])
+    rollout(place / "cut" / "4.pt", 4, rollout_id=4)
+    code = main(["dump", "replay-reward", "rewards.py:plain", "cut", "--write", "out/{rollout_id:03d}.pt"])
+    told = capsys.readouterr()
+    assert code == 2
+    assert "samples of rollouts 3 to 4 scored, 0 not" in told.out
+    assert "BROKEN" in told.out
+    assert "not written again" in told.err
+    assert "truncated or damaged archive" in told.err
+    assert [one.name for one in (place / "out").iterdir()] == ["004.pt"]
+
+
+def test_entries_that_are_no_samples_are_not_scored(place: Path, answer: Answer) -> None:
+    save(place / "odd" / "3.pt", {"rollout_id": 3, "samples": [7, sample(1)]})
+    found = answer("rewards.py:plain", "odd", code=1)
+    assert (found["scored"], "entry 0: no sample: it is no map but int" in found["broken"][0]) == (1, True)
 
 
 class Hostile:

@@ -14,6 +14,7 @@ import torch
 
 from rltop.errors import RltopError
 from rltop.evidence.dump_file import DumpFile
+from rltop.train import dump_preflight
 from rltop.train.arguments import parse_args
 from rltop.train.dump_preflight import check_dumps, judge
 from rltop.train.load_dump import Expected, check_text, load_rollout, usable
@@ -316,3 +317,9 @@ def test_of_a_large_dump_the_first_samples_are_judged(tmp_path: Path) -> None:
     assert len(judge(path, EXPECTED, most=2)) == 2
     with pytest.raises(RltopError, match="cannot be trained on"):
         judge(path, EXPECTED, most=3)
+
+
+def test_rollouts_are_found_under_a_path_with_a_format(tmp_path: Path) -> None:
+    for at in (7, 12):
+        (tmp_path / f"{at:03d}.pt").write_bytes(b"")
+    assert dump_preflight._ids(f"{tmp_path}/{{rollout_id:03d}}.pt") == [7, 12]
