@@ -31,7 +31,9 @@ from rltop.tui.terminal import copied_words, forget_frozen_size, keep_copy
 from rltop.tui.theme import ASCII, DARK, LIGHT, UNICODE, Palette
 
 if TYPE_CHECKING:
+    from rltop.tui.bisect_desk import BisectDesk
     from rltop.tui.desk import Desk
+    from rltop.tui.screens.bisect import BisectScreen
     from rltop.tui.screens.dump import DumpScreen
     from rltop.tui.screens.engines import EnginesScreen
     from rltop.tui.screens.source import SourceDialog
@@ -99,6 +101,9 @@ class RltopApp(App[int], inherit_bindings=False):
         """The engine screen while it is open."""
         self.dump: DumpScreen | None = None
         """The dump screen while it is open."""
+        self.bisect: BisectScreen | None = None
+        """The Bisect screen while it is open, over the Live or the engine screen."""
+        self._bisect_desk: BisectDesk | None = None
         self._desk: Desk | None = None
         self._staging: Staging | None = None
         """What was picked on the engine screen: a screen that is closed and opened again has lost nothing."""
@@ -201,11 +206,15 @@ class RltopApp(App[int], inherit_bindings=False):
             self._paint(set() if self.model.paused else dirty)
 
     @property
-    def front(self) -> LiveScreen | EnginesScreen | DumpScreen:
+    def front(self) -> LiveScreen | EnginesScreen | DumpScreen | BisectScreen:
         """The full screen that is in sight, dialogs aside."""
-        return self.dump or self.engines or self.live
+        return self.bisect or self.dump or self.engines or self.live
 
     def _paint(self, dirty: set[str] | None) -> None:
+        if self.bisect is not None:
+            if self.bisect.is_mounted:
+                self.bisect.paint(dirty)
+            return
         if self.dump is not None:
             if self.dump.is_mounted:
                 self.dump.paint(dirty)
@@ -273,6 +282,10 @@ class RltopApp(App[int], inherit_bindings=False):
                 self._open_engines()
             case "dumps":
                 self._open_dumps()
+            case "bisect":
+                self._open_bisect()
+            case "close" if self.bisect is not None:
+                self._close_bisect()
             case "close":
                 self._close_dumps() if self.dump is not None else self._close_engines()
             case "interrupt":
@@ -303,6 +316,8 @@ class RltopApp(App[int], inherit_bindings=False):
                 self._mute()
             case "stop-run":
                 self._confirm_stop()
+            case _ if self.bisect is not None and self._bisect_desk is not None:
+                self._bisect_desk.perform(action, self.model.frame(), self._palette)
             case _ if self._desk is not None:
                 self._desk.perform(action, self._palette)
 
@@ -350,6 +365,29 @@ class RltopApp(App[int], inherit_bindings=False):
             self.dump = None
             self.pop_screen()
             self.live.paint(None)
+
+    def _open_bisect(self) -> None:
+        from rltop.tui.bisect_desk import BisectDesk
+        from rltop.tui.screens.bisect import BisectScreen
+
+        cursor = self.engines.scene().cursor if self.engines is not None else None
+        screen = BisectScreen(
+            self.model.frame,
+            self._palette,
+            self.perform,
+            ascii_only=self._glyphs.ascii_only,
+            engine=cursor.id if cursor is not None and cursor.hunted else "",
+        )
+        self.bisect, self._bisect_desk = screen, BisectDesk(self, self._client, screen, self._glyphs)
+        self.live.message = ""
+        self.model.resume()  # nobody acts on a frozen picture
+        self.push_screen(screen)
+
+    def _close_bisect(self) -> None:
+        if self.bisect is not None and self.screen is self.bisect:
+            self.bisect = self._bisect_desk = None
+            self.pop_screen()
+            self.front.paint(None)
 
     def open_dialog(self, dialog: ModalScreen[str | None], done: Callable[[str | None], None]) -> None:
         """Put a dialog on top; `done` gets what it was dismissed with, but Ctrl-C leaves."""
@@ -449,7 +487,7 @@ class RltopApp(App[int], inherit_bindings=False):
     def _on_theme(self, theme: object) -> None:
         self._palette = Palette(self.current_theme)
         self.live.paint_with(self._palette)
-        for screen in (self.engines, self.dump):
+        for screen in (self.engines, self.dump, self.bisect):
             if screen is not None:
                 screen.paint_with(self._palette)
 

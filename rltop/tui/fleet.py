@@ -36,6 +36,8 @@ SIGNALS: tuple[tuple[str, str, str], ...] = (
     ("L", "log", "its log shows no fault"),
 )
 """Letter, name, and what is true when it is well, of the five signals that health is judged by."""
+GPU_FAULTS = ("ima", "misaligned", "launch-failure", "illegal-instruction")
+"""Classes of crashes that a bisection hunts without being told which engine's."""
 HTTP_ACTIONS = ("flush", "pause", "continue", "profile")
 """What an engine that others own can be asked for."""
 
@@ -126,6 +128,11 @@ class EngineView(Struct, frozen=True):
     def stand_in(self) -> bool:
         """One of rltop's own engines, not SGLang."""
         return self.kind in _STAND_INS
+
+    @property
+    def hunted(self) -> bool:
+        """It died of a wrong address on the GPU, which a bisection looks for."""
+        return self.fingerprint.partition("/")[0] in GPU_FAULTS
 
     @property
     def owned(self) -> bool:

@@ -40,7 +40,8 @@ class Context(Struct, frozen=True):
     """The selected check has evidence that can be opened."""
     screen: str = "live"
     """`live`; `engines`: the engine screen, whose panes are `list`, `status`, `toggles`, `log` and `ab`; `dump`: the
-    dump screen, whose panes are `samples`, `text`, `fields` and `stats`."""
+    dump screen, whose panes are `samples`, `text`, `fields` and `stats`; `bisect`: the Bisect screen, whose panes are
+    `matrix` and `story`."""
     engines: bool = False
     """There are engines."""
     owned: bool = False
@@ -63,6 +64,10 @@ class Context(Struct, frozen=True):
     """And the trainer's log-probs of them."""
     files: bool = True
     """There are several dumps."""
+    bisection: str = ""
+    """`running` or `paused`: the bisection that goes on; empty: none."""
+    ima: bool = False
+    """The engine under the cursor died of a fault that a bisection hunts."""
     sought: bool = True
     """A text is searched."""
 
@@ -81,6 +86,8 @@ def works(key: Key, context: Context) -> bool:
         return False
     if key.panes and context.pane not in key.panes:
         return False
+    if context.screen == "bisect" and key.action in ("full", "filter"):
+        return False
     match key.action:
         case "stop-run":
             return context.has_run
@@ -96,7 +103,13 @@ def works(key: Key, context: Context) -> bool:
             return context.pane == "charts"
         case "source":
             return context.evidence
-        case "open" | "copy" | "mute" | "read" | "group" | "fields":
+        case "bisect":
+            return context.engines or context.screen == "live"
+        case "bisect-start":
+            return context.owned and not context.bisection
+        case "bisect-pause" | "bisect-stop":
+            return bool(context.bisection)
+        case "open" | "copy" | "mute" | "read" | "group" | "fields" | "evidence":
             return context.selected
         case "next-dump" | "previous-dump":
             return context.files
@@ -148,6 +161,8 @@ def hints(context: Context) -> Iterator[tuple[str, str]]:
 def _rank(key: Key, context: Context) -> int:
     if key.screens == ("dump",) and key.action == context.pane:
         return 7  # the way back from there
+    if key.action == "bisect" and (context.ima or context.bisection):
+        return 6
     # Where engines or samples are looked at, the way to their screen is what is wanted most.
     there = {"engines": "engines", "dumps": "rollouts"}.get(key.action)
     return 11 if there is not None and context.pane == there else key.footer
@@ -156,6 +171,8 @@ def _rank(key: Key, context: Context) -> int:
 def _short(key: Key, context: Context) -> str:
     match key.action:
         case "pause" if context.paused:
+            return "resume"
+        case "bisect-pause" if context.bisection == "paused":
             return "resume"
         case "full" if context.full:
             return "restore"

@@ -44,11 +44,12 @@ class Key(Struct, frozen=True, kw_only=True):
         return self.shown or self.keys[0]
 
 
-EVERY = ("live", "engines", "dump")
+EVERY = ("live", "engines", "dump", "bisect")
 ENGINES = ("engines",)
 DUMP = ("dump",)
-BESIDE = ("engines", "dump")
+BESIDE = ("engines", "dump", "bisect")
 """Screens of a list and what it names beside it."""
+BISECT = ("bisect",)
 
 KEYS: tuple[Key, ...] = (
     Key(
@@ -318,6 +319,15 @@ KEYS: tuple[Key, ...] = (
         help="The rollout dumps: samples, tokens coloured by log-prob, gap or advantage",
         group="Lists",
         footer=85,
+    ),
+    Key(
+        action="bisect",
+        keys=("B",),
+        short="bisect",
+        help="The Bisect screen: which toggles a crash takes",
+        group="Lists",
+        footer=86,
+        screens=("live", "engines"),
     ),
     Key(
         action="close",
@@ -640,5 +650,45 @@ KEYS: tuple[Key, ...] = (
         panes=("text",),
         palette=False,
         screens=DUMP,
+    ),
+    Key(
+        action="evidence",
+        keys=("enter",),
+        short="evidence",
+        help="The trial: outcome, fingerprint, arguments, the end of its log",
+        group="Bisect",
+        panes=("matrix",),
+        footer=10,
+        screens=BISECT,
+    ),
+    Key(
+        action="bisect-start",
+        keys=("s",),
+        short="start",
+        help="Find out which toggles the crash takes (shows the plan first)",
+        group="Bisect control",
+        footer=9,
+        dangerous=True,
+        screens=BISECT,
+    ),
+    Key(
+        action="bisect-pause",
+        keys=("p",),
+        short="pause",
+        help="Pause it, or let it go on: its engines stay reserved",
+        group="Bisect control",
+        footer=11,
+        dangerous=True,
+        screens=BISECT,
+    ),
+    Key(
+        action="bisect-stop",
+        keys=("x",),
+        short="stop",
+        help="End it: its engines go back to their own flags (shows the plan first)",
+        group="Bisect control",
+        footer=12,
+        dangerous=True,
+        screens=BISECT,
     ),
 )

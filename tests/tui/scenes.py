@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rltop.protocol.messages import Tick
+from rltop.protocol.messages import LinesAnswer, Tick
 from rltop.tui.app import RltopApp
 from rltop.tui.model import Clocks
+from tests.bisect import stories
 from tests.tui.engine_scenes import put_ab, put_engines, put_operation, signals, toggles
 from tests.tui.fake import NOW, FakeClient, series, stamp
 
@@ -364,6 +365,28 @@ def ab_run(client: FakeClient) -> None:
     put_ab(client)
 
 
+def bisecting(client: FakeClient) -> None:
+    """A bisection in the middle, on two of the engines."""
+    engines(client)
+    client.put("bisect", stories.running())
+    trial = stories.running()["trials"][2]["log"]
+    client.logs[trial] = LinesAnswer(trial, 0, ["Decode batch.", "CUDA error: an illegal memory access"])
+
+
+def bisected(client: FakeClient) -> None:
+    """A bisection that found two toggles, after sixty trials over eight toggles."""
+    engines(client)
+    more = ["radix_cache", "prefill_graph", "attention_backend", "custom_all_reduce"]
+    trials = [
+        stories.trial(
+            n, stories.TOGGLES[2:] if n % 3 else ["speculative", "deepep"], "crashed" if n % 3 else "quiet", n
+        )
+        for n in range(1, 61)
+    ]
+    rows = [row | {"on": [*row["on"], *more], "started": NOW - 9000 + 60 * row["n"]} for row in trials]
+    client.put("bisect", stories.found(trials=rows, toggles=[*stories.TOGGLES, *more]))
+
+
 def hostile(client: FakeClient) -> None:
     """Text that tries to get out: markup, escape sequences, wide, combining and invisible characters."""
     healthy(client)
@@ -413,6 +436,8 @@ SCENES: dict[str, Callable[[FakeClient], None]] = {
     "engines": engines,
     "operation": operation,
     "ab": ab_run,
+    "bisecting": bisecting,
+    "bisected": bisected,
     "hostile": hostile,
     "lost": lost,
     "crash": crash,

@@ -38,9 +38,11 @@ def test_the_engine_screen_speaks_the_common_language_too() -> None:
 def test_dangerous_actions_do_not_exist_without_control_or_connection() -> None:
     dangerous = [key for key in KEYS if key.dangerous]
     engines = {"diff", "restart", "revert", "stop", "ab-run", "http", "cancel-op"}
-    assert {key.action for key in dangerous} == {"mute", "note", "stop-run"} | engines
+    bisect = {"bisect-start", "bisect-pause", "bisect-stop"}
+    assert {key.action for key in dangerous} == {"mute", "note", "stop-run"} | engines | bisect
     for key in dangerous:
         there = Context(screen=key.screens[0], engines=True, owned=True, staged=True, previous=True, operation=True)
+        there = replace(there, bisection="" if key.action == "bisect-start" else "running")
         assert not works(key, replace(there, control=False, live=True))
         assert not works(key, replace(there, control=True, live=False))
         assert works(key, replace(there, control=True, live=True))

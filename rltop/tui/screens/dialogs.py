@@ -128,6 +128,8 @@ class HelpDialog(Dialog):
             rows.append(())
         if self._situation.screen == "engines":
             return rows + self._engine_rows(width)
+        if self._situation.screen == "bisect":
+            return rows + self._bisect_rows(width)
         rows.append((("What healthy looks like", "strong"),))
         for spec in CHARTS:
             rows += _pair(spec.title, spec.healthy, width)
@@ -155,6 +157,19 @@ class HelpDialog(Dialog):
             (glyphs.warn, "asked for something else than what is in effect"),
             (glyphs.fail, "the engine ignores what it was asked for"),
             ("(choice)", "cannot be had now: go there and it says why"),
+        ):
+            rows += _pair(mark, text, width)
+        return rows
+
+    def _bisect_rows(self, width: int) -> list[Row]:
+        glyphs = self._glyphs
+        rows: list[Row] = [(("Trials: a row each, a column per toggle (its letter is at the right)", "strong"),)]
+        for mark, text in (
+            (glyphs.full, "the toggle was on"),
+            (glyphs.dot, "the toggle was off"),
+            (f"{glyphs.fail} crashed", "as the crash that is hunted; a grey one does not count"),
+            (f"{glyphs.ok} quiet", "under traffic for `time`, without a crash"),
+            ("it takes", "the crash needs all of these on; how sure that is"),
         ):
             rows += _pair(mark, text, width)
         return rows

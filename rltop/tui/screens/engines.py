@@ -108,6 +108,7 @@ class EnginesScreen(Screen[None], inherit_bindings=False):
             previous=any(view.previous is not None for view in targets),
             operation=any(op.runs for op in scene.ops),
             ab=scene.ab,
+            ima=scene.cursor is not None and scene.cursor.hunted and scene.cursor.owned,
             access=self.parts.access or self.parts.hides(scene) > 0,
         )
 

@@ -127,6 +127,8 @@ def _facts(view: EngineView, frame: Frame, width: int) -> Iterator[Row]:
     yield from _pair(
         "fingerprint" if ended else "last crash", frame.safe(view.fingerprint), width, "warn" if ended else "dim"
     )
+    if view.hunted and view.owned:
+        yield from _pair("bisect", "B: which toggles does that crash take?", width, "accent")
     owner = {"rltop": "rltop", "other": "somebody else: rltop only watches it"}.get(view.owner, view.owner)
     yield from _pair("owner", frame.safe(owner + (f", launcher {view.launcher}" if view.launcher else "")), width)
     kind = f"{view.kind} {view.version}" + (" (a stand-in, not SGLang)" if view.stand_in else "")
