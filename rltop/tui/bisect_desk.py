@@ -17,7 +17,7 @@ from rltop.tui.screens.plan import Order, PlanDialog, Proposal
 from rltop.tui.theme import Glyphs, Palette
 from rltop.tui.view import Frame
 
-LOG_LINES = 60
+LOG_LINES = 200
 _TITLES = {
     "bisect-start": "Which toggles does the crash take",
     "bisect-stop": "End the bisection",

@@ -34,7 +34,7 @@ from rltop.tui.widgets.bisect_view import (
     matrix_width,
     story_rows,
 )
-from rltop.tui.widgets.engine_details import log_rows
+from rltop.tui.widgets.engine_details import log_rows, without_access
 from rltop.tui.widgets.engine_parts import rule_row
 from rltop.tui.widgets.header import header_rows
 from rltop.tui.widgets.pane import Pane
@@ -304,4 +304,5 @@ class EvidenceDialog(Dialog):
         if not self.trial.log:
             return [*rows, (("it names no log", "dim"),)]
         lines, why = (self._answer.lines, self._answer.why) if self._answer is not None else ([], "")
+        lines = without_access(lines)
         return [*rows, *log_rows(lines, why, self._frame, width)]

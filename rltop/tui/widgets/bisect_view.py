@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from rltop.bisect.story import Story, TrialStory, minutes_text, percent
 from rltop.tui.rows import Row, Span, extend, restyle
-from rltop.tui.text import coarse_age, fit, pad, wrap
+from rltop.tui.text import cells, coarse_age, fit, pad, wrap
 from rltop.tui.theme import Glyphs
 from rltop.tui.view import Frame, Picker
 
@@ -118,16 +118,28 @@ def belief_rows(story: Story, frame: Frame, width: int) -> list[Row]:
         rows.append(_bar(told, p, frame, width))
     rows.append((("it takes", "faint"),))
     shown = [one for one in story.posterior if one.p >= LEAST]
-    rows += [_bar(one.words, one.p, frame, width, strong=not at) for at, one in enumerate(shown)]
+    for at, one in enumerate(shown):
+        words = one.words
+        if cells(words) > _name_cells(width) and set(one.culprit) <= set(story.toggles):
+            # Cut off, two culprits would look alike: by their letters, then.
+            words = " x ".join(letter(story.toggles.index(name)) for name in one.culprit) or words
+        rows.append(_bar(words, one.p, frame, width, strong=not at))
     if not shown:
         rows.append((("nothing is believed yet", "dim"),))
     return rows
 
 
+def _bar_cells(width: int) -> int:
+    return 5 if width < 36 else 8 if width < 46 else 16
+
+
+def _name_cells(width: int) -> int:
+    return max(6, width - _bar_cells(width) - 7)
+
+
 def _bar(words: str, p: float | None, frame: Frame, width: int, *, strong: bool = False) -> Row:
     glyphs = frame.glyphs
-    size = 5 if width < 36 else 8 if width < 46 else 16
-    name = max(6, width - size - 7)
+    size, name = _bar_cells(width), _name_cells(width)
     told = pad(frame.safe(words), name, mark=glyphs.cut)
     if p is None:
         return ((told, "text"), (f" {'?':>4}", "dim"))
