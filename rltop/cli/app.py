@@ -150,6 +150,22 @@ def ps(
 
 
 @app.command()
+def drill(
+    name: Annotated[Literal["ima", "hang", "oom", "nan", "stale"], typer.Argument(help="What is planted.")],
+    seed: Annotated[int, typer.Option(help="Draws what exactly is planted.")] = 0,
+    tell: Annotated[bool, typer.Option("--tell", help="Say at once what is planted, not only at the end.")] = False,
+    as_json: Json = False,
+) -> int:
+    """A rehearsal: plant a fault in a small run of its own and see whether rltop finds it (exit code 0), or not (1).
+
+    Needs no GPU and touches no other run. ima also bisects: about a minute.
+    """
+    from rltop.cli.drill import drill as run_drill
+
+    return run_drill(name, seed=seed, tell=tell, as_json=as_json)
+
+
+@app.command()
 def up(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     name: Annotated[str | None, typer.Option(help="Name of the run, instead of the one in the file.")] = None,

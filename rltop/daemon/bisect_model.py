@@ -218,7 +218,7 @@ def cell(model: Model, seen: Outlook) -> dict[str, Any]:
             "text": ending.text,
             "left": [[list(names), round(p, 4)] for names, p in ending.left],
         },
-        "kernel": _kernel(crash.kernel or record.kernel),
+        "kernel": dict(record.located) if record.located is not None else _kernel(crash.kernel or record.kernel),
         "restored": dict(record.restored),
         "notes": list(record.notes),
         "reason": record.reason,

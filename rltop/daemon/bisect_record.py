@@ -153,6 +153,11 @@ class Records:
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / FOLDER
 
+    @property
+    def run_dir(self) -> Path:
+        """Of the run."""
+        return self._root.parent
+
     def next_id(self) -> str:
         """The next free number."""
         numbers = [int(path.name) for path in self._root.glob("*") if path.name.isdecimal()]

@@ -18,6 +18,7 @@ from typing import Any
 from rltop.bisect.facts import Tables
 from rltop.bisect.planner import Verdict
 from rltop.bisect.space import OTHER
+from rltop.daemon.bisect_kernel import locate
 from rltop.daemon.bisect_model import Model, Outlook, cell, outlook
 from rltop.daemon.bisect_record import ENDED, Ending, Record, Records, State
 from rltop.daemon.bisect_trial import Bench, Tell, Traffic, Worker
@@ -143,6 +144,7 @@ class Runner:
                 try:
                     if record.state not in ENDED:
                         await self._search()
+                    await self._locate()
                     await self._give_back()
                 except asyncio.CancelledError:
                     if self._leaving:
@@ -270,6 +272,25 @@ class Runner:
         while not self._save_or_say("its result"):
             self._changed()
             await asyncio.sleep(self._back_pause_s)
+
+    async def _locate(self) -> None:
+        """The kernel, where a culprit was found. `stop` cuts it short. Raises RltopError."""
+        record = self.record
+        if record.state != "found" or record.located is not None or self._stopped:
+            return
+        work = asyncio.ensure_future(locate(self.bench))
+        try:
+            while not work.done() and not self._stopped:
+                self.bench.moved.clear()
+                await asyncio.wait([work], timeout=self.bench.beat_s)
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            if isinstance(error, RltopError):
+                raise error
+            self.bench.say("error", f"fault while the kernel was looked for: {error!r}")
+        self._changed()
 
     # ---------------------------------------------------------------- back to what they were
 

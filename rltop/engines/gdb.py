@@ -55,7 +55,7 @@ class Kernel:
 
     name: str
     block: str = ""
-    """`block (0,0,0), thread (64,0,0)`, as far as it is known."""
+    """`(0,0,0), thread (64,0,0)`, as far as it is known."""
     place: str = ""
     """`file.py:9`, where the kernel has line information."""
     exception: str = ""
@@ -98,7 +98,7 @@ def parse_cuda_gdb(text: str) -> Kernel | None:
     exception = _EXCEPTION.search(text)
     return Kernel(
         name=told["kernel"].strip(),
-        block=f"block {focus['block']}, thread {focus['thread']}" if focus is not None else "",
+        block=f"{focus['block']}, thread {focus['thread']}" if focus is not None else "",
         place=f"{file.rsplit('/', 1)[-1]}:{line}" if file else "",
         exception=exception["what"].strip() if exception is not None else "",
         source="core dump, cuda-gdb",

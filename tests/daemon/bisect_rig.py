@@ -21,6 +21,7 @@ from rltop.engines.client import AsyncEngineClient
 from rltop.engines.fleet import Fleet, FleetPolicy
 from rltop.engines.launcher import Launcher
 from rltop.engines.local import LocalLauncher
+from rltop.engines.toggle_table import CORE_DUMP
 from rltop.engines.traffic import Traffic
 from rltop.protocol.messages import Accepted, Command, Rejected
 from rltop.train.cpu_engine.faults import VARIABLE
@@ -69,7 +70,8 @@ class Rig:
                 "kind": kind,
                 "model_path": str(folder / "model"),
                 "args": list(args),
-                "env": {VARIABLE: fault, CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.05"},
+                # With core dumps, as SGLang has them by default: the kernel is known without one more run for it.
+                "env": {VARIABLE: fault, CRASH_VARIABLE: "0.02", STEP_VARIABLE: "0.05", CORE_DUMP: "1"},
             }
             for number in range(engines)
         ]

@@ -14,8 +14,8 @@ DATA = Path(__file__).parent.parent / "data"
 @pytest.mark.parametrize(
     ("name", "kernel", "block", "place"),
     [
-        ("server_core.txt", "test_oob_gather_kernel", "block (0,0,0), thread (0,0,0)", "qwen3bad.py:9"),
-        ("illegal_read.txt", "bad_gather_kernel", "block (0,0,0), thread (64,0,0)", "bad.cu:11"),
+        ("server_core.txt", "test_oob_gather_kernel", "(0,0,0), thread (0,0,0)", "qwen3bad.py:9"),
+        ("illegal_read.txt", "bad_gather_kernel", "(0,0,0), thread (64,0,0)", "bad.cu:11"),
         ("illegal_write_aborts.txt", "bad_store_kernel", "", "ima_k.py:5"),
     ],
 )

@@ -1,0 +1,222 @@
+"""After the culprit: the kernel that made the illegal access, from the core dumps that there are, else from one run.
+
+In this order, and no further than needed: the core dumps of the hunted crash and of the trials that crashed with the
+culprit on (cuda-gdb where this machine has it, else the name in the log's `coredump:` lines); one run of the culprit's
+arm with core dumps on, where none was written; one run with CUDA_LAUNCH_BLOCKING and graphs off, where the culprit
+needs no graphs. The last is weaker: its timing is another. None of these runs is a trial: nothing is concluded from
+them but the name.
+
+Failure policy: what can not be found out is a note of the record; the bisection's result stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rltop.daemon.bisect_record import Record
+from rltop.daemon.bisect_start import GPU_FAULTS
+from rltop.daemon.bisect_trial import AGAIN_S, Bench
+from rltop.engines.crash_facts import core_of, tail_of
+from rltop.engines.gdb import Kernel, by_hand, of_blocking, of_log, read_core
+from rltop.engines.ground import arm
+from rltop.engines.planning import config_of, inherited_toggles
+from rltop.engines.requests import Config
+from rltop.engines.slots import OnTrial
+from rltop.engines.toggle_table import CORE_DUMP_ENVIRONMENT
+from rltop.engines.toggles import change
+from rltop.engines.trials import Sight, model_of
+
+GRAPHS = ("cuda_graph", "prefill_graph", "cuda_graph_padding")
+MEANS = 3.0
+"""A run for the kernel ends after so many mean times between crashes without one."""
+LONGEST_MIN = 60.0
+EVIDENCE_S, LOOK_S = 5.0, 0.05
+"""After an end is seen: until its last lines are copied."""
+STAND_IN = "a stand-in wrote it, no GPU was there"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A crash whose evidence is looked at."""
+
+    folder: Path
+    """Of its generation."""
+    what: str
+
+
+async def locate(bench: Bench) -> None:
+    """Put the kernel into the record, or a note. Raises RltopError when that cannot be written down."""
+    record = bench.record
+    found, notes = await _in_what_there_is(bench)
+    if found is None and (engine := _free(bench)) is not None:
+        found = await _once_more(bench, engine, notes)
+    if found is None:
+        record.notes += [f"the kernel is not known: {'; '.join(dict.fromkeys(notes)) or 'no crash names one'}"]
+    else:
+        source = f"{found.source}; {STAND_IN}" if record.crash.injected else found.source
+        record.located = replace(found, source=source).cell()
+        record.notes += [note for note in dict.fromkeys(notes) if note not in record.notes]
+        place = f", {found.place}" if found.place else ""
+        weaker = " (weaker than a core dump)" if found.weaker else ""
+        bench.say("info", f"the kernel is {found.name}{place}: {source}{weaker}")
+    bench.save()
+
+
+# ---------------------------------------------------------------------- what is there
+
+
+async def _in_what_there_is(bench: Bench) -> tuple[Kernel | None, list[str]]:
+    """The best that any crash so far tells: whole from a core dump before the name alone."""
+    named: Kernel | None = None
+    notes: list[str] = []
+    for death in _deaths(bench):
+        found, why = await _look(death)
+        notes += [why] if why else []
+        if found is not None and found.place:
+            return found, []
+        named = named or found
+    return named, notes
+
+
+def _deaths(bench: Bench) -> Iterator[Death]:
+    """The hunted crash, then trials that crashed with the whole culprit on, the newest first."""
+    record, engines = bench.record, bench.records.run_dir / "engines"
+    culprit = set(record.verdict.culprit or ()) if record.verdict is not None else set()
+    crash = record.crash
+    yield Death(engines / crash.engine / str(crash.generation), "the hunted crash")
+    for row in reversed(record.trials):
+        if row.outcome == "crashed" and row.counts and culprit <= set(row.asked_on if row.on is None else row.on):
+            yield Death(engines / row.engine / str(row.generation), f"trial {row.n}")
+
+
+async def _look(death: Death) -> tuple[Kernel | None, str]:
+    lines = await asyncio.to_thread(tail_of, death.folder)
+    core = await asyncio.to_thread(core_of, lines, death.folder / "coredump")
+    if core is not None:
+        looked = await read_core(core)
+        if looked.kernel is not None:
+            return looked.kernel, ""
+    named = of_log(lines)
+    if core is None:
+        why = "" if named is not None else f"{death.what} left no core dump here"
+    else:
+        why = f"its source line is not known: {looked.why}" if named is not None else looked.why or by_hand(core)
+    return named, why
+
+
+# ---------------------------------------------------------------------- one more run
+
+
+def _free(bench: Bench) -> str | None:
+    """A guinea pig that can run once more."""
+    for engine in bench.record.engines:
+        if engine not in bench.record.dropped and bench.trials.subject(engine).runs:
+            return engine
+    return None
+
+
+async def _once_more(bench: Bench, engine: str, notes: list[str]) -> Kernel | None:
+    record = bench.record
+    culprit = set(record.verdict.culprit or ()) if record.verdict is not None else set()
+    off = [name for name in record.ground.toggles if name not in culprit]
+    made = arm(record.subject, record.ground, off)
+    config = made.config if made.config is not None else record.ground.config
+    if any(config.env.get(name) != value for name, value in CORE_DUMP_ENVIRONMENT.items()):
+        dumping = Config(
+            args=config.args,
+            env={**config.env, **CORE_DUMP_ENVIRONMENT},
+            unset=tuple(name for name in config.unset if name not in CORE_DUMP_ENVIRONMENT),
+        )
+        if (death := await _run(bench, engine, dumping, "the culprit's arm once more, with core dumps")) is not None:
+            found, why = await _look(death)
+            notes += [why] if why else []
+            if found is not None:
+                return found
+    if culprit & set(GRAPHS):
+        notes.append("it needs CUDA graphs, and a launch in a graph can not be told by CUDA_LAUNCH_BLOCKING")
+        return None
+    blocking = _blocking(record, config, notes)
+    if blocking is None:
+        return None
+    death = await _run(bench, engine, blocking, "once more with CUDA_LAUNCH_BLOCKING and graphs off, for the kernel")
+    if death is None:
+        notes.append("with CUDA_LAUNCH_BLOCKING it did not crash, which proves nothing")
+        return None
+    return of_blocking(await asyncio.to_thread(tail_of, death.folder), graphs=False)
+
+
+def _blocking(record: Record, config: Config, notes: list[str]) -> Config | None:
+    """Launches that block, without graphs; None: SGLang refuses that."""
+    subject = record.subject
+    inherited = inherited_toggles(config, subject.launcher)
+    changes = {"launch_blocking": "on", "core_dump": "off", "cuda_graph": "off", "prefill_graph": "off"}
+    env = inherited | dict(config.env)
+    made = change(config.args, env, changes, version=subject.version, baseline=subject.info, model=model_of(subject))
+    if not made.allowed:
+        notes.append(f"it can not run with CUDA_LAUNCH_BLOCKING and without graphs: {made.refusals[0].why}")
+        return None
+    return config_of(made, config, inherited)
+
+
+async def _run(bench: Bench, engine: str, config: Config, why: str) -> Death | None:
+    """One run under the traffic until it crashes of a GPU fault; None: it did not."""
+    trials, record = bench.trials, bench.record
+    await bench.go_on.wait()
+    bench.say("info", f"engine {engine}: {why}", engine=engine)
+    base = trials.subject(engine).config
+    number = trials.put_on(engine, OnTrial(name=bench.name, weights=record.weights, base=base), config, why)
+    try:
+        async with asyncio.timeout(trials.patience_s(engine)):
+            seen = await trials.until(engine, number, lambda now: None if now.where == "coming" else now)
+    except TimeoutError:
+        return None
+    if seen.where == "ready":
+        seen = await _under_traffic(bench, engine, number, seen)
+    if seen.where != "crashed" or seen.kind not in GPU_FAULTS:
+        return None
+    folder = Path(seen.log).parent if seen.log else bench.records.run_dir / "engines" / engine / str(number)
+    await _evidence(folder)
+    return Death(folder, why)
+
+
+async def _under_traffic(bench: Bench, engine: str, number: int, seen: Sight) -> Sight:
+    trials, stop = bench.trials, asyncio.Event()
+    client = trials.client(seen.url)
+    ended = asyncio.ensure_future(
+        trials.until(engine, number, lambda now: None if now.where in ("ready", "coming") else now)
+    )
+
+    async def replay() -> None:
+        seed = number
+        while not stop.is_set():
+            await bench.traffic.replay(seed).run(client, stop=stop)
+            seed += 1000
+            if not stop.is_set():
+                await asyncio.sleep(AGAIN_S)
+
+    work = asyncio.ensure_future(replay())
+    try:
+        await asyncio.wait([ended], timeout=_limit_min(bench) / bench.scale)
+        return ended.result() if ended.done() else trials.sight(engine, number)
+    finally:
+        stop.set()
+        ended.cancel()
+        await asyncio.gather(work, ended, return_exceptions=True)
+        await client.close()
+
+
+def _limit_min(bench: Bench) -> float:
+    record, model = bench.record, bench.model
+    mean = model.planner.believe(model.evidence()).mean_minutes()
+    return min(MEANS * mean, LONGEST_MIN, max(1.0, record.budget_min - record.minutes))
+
+
+async def _evidence(folder: Path) -> None:
+    """crash.log is written a moment after the end is seen."""
+    for _ in range(round(EVIDENCE_S / LOOK_S)):
+        if (folder / "crash.json").exists():
+            return
+        await asyncio.sleep(LOOK_S)

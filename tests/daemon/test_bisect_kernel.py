@@ -1,0 +1,42 @@
+"""The kernel after the culprit: from the core dumps there are, from one more run, or from a launch that blocked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rltop.engines.toggle_table import CORE_DUMP
+from tests.daemon.bisect_rig import Rig
+
+TOGGLES = ("radix_cache", "overlap_schedule")
+
+
+@pytest.mark.parametrize("dumping", [True, False])
+async def test_the_kernel_of_the_culprit(tmp_path: Path, dumping: bool) -> None:
+    rig = Rig(tmp_path, fault="ima:radix_cache:batch=4,kernel=kv_copy_kernel", engines=1, name="run")
+    if not dumping:
+        del rig.slots[0]["env"][CORE_DUMP]
+    async with rig.life():
+        try:
+            await rig.start()
+            await rig.crash()
+            before = rig.flags("0")
+            cell = await rig.bisection(toggles=TOGGLES, traffic=None)
+            assert (cell["state"], cell["verdict"]["culprit"]) == ("found", ["radix_cache"]), rig.story()
+            assert cell["traffic"]["source"].startswith("crash dump of engine 0, generation 1"), "what was captured"
+            kernel = cell["kernel"]
+            assert kernel["name"] == "kv_copy_kernel", rig.story()
+            assert kernel["weaker"] is False
+            assert "a stand-in wrote it" in kernel["source"]
+            runs = [text for text in rig.core.texts() if "once more" in text]
+            assert bool(runs) is not dumping, "with a core dump nothing is run again"
+            assert ("kv_copy_kernel" in cell["facts"][0]["text"]) is dumping
+            if dumping:
+                assert "coredump" in cell["facts"][0]["source"]
+            last = cell["trials"][-1]["generation"]
+            assert rig.cell("engine/0")["generation"] == last + (1 if dumping else 2), "a run for the name is no trial"
+            assert rig.flags("0") == before
+            assert cell["restored"] == {"0": "original"}
+        finally:
+            await rig.engines.stop_all(lambda stage: None)
