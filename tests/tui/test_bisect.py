@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from rltop.bisect.story import story_of
 from rltop.protocol.messages import Accepted, Rejected
 from rltop.tui.screens.bisect import BisectScreen, EvidenceDialog
 from rltop.tui.screens.plan import PlanDialog
+from rltop.tui.widgets.bisect_view import lettered
 from tests.bisect import stories
 from tests.tui.dash import Dash, dash
 from tests.tui.engine_scenes import owned
@@ -119,6 +121,13 @@ async def test_a_daemon_without_bisections_says_how_to_begin() -> None:
         assert "rltop bisect start" in made.text
     async with board("healthy") as made:
         assert "rltop owns none of its engines" in made.text
+
+
+def test_a_long_culprit_is_named_by_letters_and_means_the_same() -> None:
+    story = story_of(stories.running(toggles=["cuda_graph", "cuda_graph_padding"]))
+    assert story is not None
+    told = lettered("cuda_graph_padding, alone or with cuda_graph", story)
+    assert told == "b, alone or with a"
 
 
 async def test_ascii_has_no_other_character() -> None:

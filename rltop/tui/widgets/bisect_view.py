@@ -5,6 +5,7 @@ A cell of the matrix is a sign and never a colour alone; a toggle has a letter, 
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterator
 
@@ -120,13 +121,18 @@ def belief_rows(story: Story, frame: Frame, width: int) -> list[Row]:
     shown = [one for one in story.posterior if one.p >= LEAST]
     for at, one in enumerate(shown):
         words = one.words
-        if cells(words) > _name_cells(width) and set(one.culprit) <= set(story.toggles):
-            # Cut off, two culprits would look alike: by their letters, then.
-            words = " x ".join(letter(story.toggles.index(name)) for name in one.culprit) or words
+        if cells(words) > _name_cells(width):  # cut off, two culprits would look alike: by their letters, then
+            words = lettered(words, story)
         rows.append(_bar(words, one.p, frame, width, strong=not at))
     if not shown:
         rows.append((("nothing is believed yet", "dim"),))
     return rows
+
+
+def lettered(words: str, story: Story) -> str:
+    """`b, alone or with a` of `cuda_graph_padding, alone or with cuda_graph`."""
+    names = {name: letter(at) for at, name in enumerate(story.toggles) if name}
+    return re.sub(r"\w+", lambda match: names.get(match[0], match[0]), words)
 
 
 def _bar_cells(width: int) -> int:
