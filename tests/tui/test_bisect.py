@@ -123,6 +123,15 @@ async def test_a_daemon_without_bisections_says_how_to_begin() -> None:
         assert "rltop owns none of its engines" in made.text
 
 
+async def test_culprits_without_room_for_their_bars_are_told_in_words() -> None:
+    cell = stories.running(toggles=[*stories.TOGGLES, *(f"toggle_{n}" for n in range(12))])
+    async with board(size=(80, 24), cell=cell) as made:
+        assert "more: below, or enlarge" in made.text
+        assert "it takes  cuda_graph x speculative 71%, speculative 16%" in made.text
+    async with board(size=(200, 60), cell=cell) as made:
+        assert "more: below" not in made.text
+
+
 def test_a_long_culprit_is_named_by_letters_and_means_the_same() -> None:
     story = story_of(stories.running(toggles=["cuda_graph", "cuda_graph_padding"]))
     assert story is not None

@@ -178,7 +178,8 @@ class BisectScreen(Screen[None], inherit_bindings=False):
         changed = self._left.show([rule_row(frame, "Trials", tuple(more), left, focused=focused), *trials], left, above)
         cut = len(beliefs) - (above - 1)
         if cut > 0:
-            beliefs = [*beliefs[: above - 2], ((f"{cut + 1} more lines: a larger terminal shows them", "dim"),)]
+            beliefs = [*beliefs[: above - 2], ((f"{cut + 1} more: below, or enlarge", "dim"),)]
+            words = story_rows(story, frame, width, believed=True)
         title = rule_row(frame, "Which toggles", (), right, focused=False)
         changed += self._right.show([title, *beliefs], right, above)
         room = max(0, below - 1)

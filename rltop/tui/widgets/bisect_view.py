@@ -186,10 +186,17 @@ def headline_rows(story: Story, frame: Frame, width: int) -> list[Row]:
     return rows
 
 
-def story_rows(story: Story, frame: Frame, width: int) -> list[Row]:
-    """What comes next and why, verdict, kernel, facts, traffic, engines, notes."""
+def story_rows(story: Story, frame: Frame, width: int, *, believed: bool = False) -> list[Row]:
+    """What comes next and why, verdict, kernel, facts, traffic, engines, notes.
+
+    believed: the culprits too, because the bars of some have no room.
+    """
     rows: list[Row] = []
-    for label, text, style in _told(story):
+    told = list(_told(story))
+    if believed and story.posterior:
+        shown = ", ".join(f"{one.words} {percent(one.p)}" for one in story.posterior if one.p >= LEAST)
+        told.insert(1, ("it takes", shown, "text"))
+    for label, text, style in told:
         for piece in wrap(frame.safe(text), max(10, width - _LABEL - 3)):
             rows.append(((f" {label:<{_LABEL}} ", "dim"), (piece, style)))
             label = ""
