@@ -17,8 +17,11 @@ from rltop.daemon.bisect_record import Crash, Ending, Record, Records, TrialRow
 from rltop.engines.ground import Ground
 from rltop.engines.requests import Config, Required
 from rltop.engines.trials import Subject
+from rltop.train.cpu_engine.faults import VARIABLE
+from rltop.train.cpu_engine.process import CRASH_VARIABLE
 from tests.bisect.stories import NOW, ended, found, running, trial
-from tests.daemon.util import real_daemon
+from tests.daemon.test_bisect_culprits import until_crash
+from tests.daemon.util import Viewer, real_daemon
 
 Capture = pytest.CaptureFixture[str]
 
@@ -168,3 +171,38 @@ def test_nobody_there_to_say_yes(monkeypatch: pytest.MonkeyPatch, capsys: Captur
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(RltopError, match="nobody is there"):
         _confirmed()
+
+
+def test_from_the_crash_to_the_report_in_the_shell(tmp_path: Path, capsys: Capture) -> None:
+    """A real bisection of a null engine: plan, yes, a line per trial, the verdict, the report."""
+    (tmp_path / "model").mkdir()
+    env = {VARIABLE: "ima:radix_cache:hazard=0.2", CRASH_VARIABLE: "0.02"}
+    engines = {"kind": "null", "model_path": str(tmp_path / "model"), "env": env, "keep_serving": 0, "drain_s": 1}
+    with real_daemon(tmp_path, "night", config={"engines": engines}) as run:
+        with Viewer(run, "control") as viewer:
+            viewer.hello()
+            until_crash(run, viewer)
+        args = ["bisect", "start", "--toggles", "overlap_schedule,radix_cache", "--exclusive", "--time-scale", "60"]
+        assert main([*args, "--dry-run"]) == 0
+        plan = capsys.readouterr().out
+        assert "hunt ima/" in plan
+        assert "expected: " in plan
+        assert "no engine serves until the bisection ends" in plan
+        assert main(["bisect", "start", "--toggles", "deepep", "--yes"]) == 2
+        assert "deepep is off already" in capsys.readouterr().err
+        assert main([*args, "--yes", "--follow", "--reason", "ticket 7"]) == 0
+        out, err = capsys.readouterr()
+        assert "hunt ima/" in err
+        assert "trial 1 on engine 0" in out
+        assert "found: radix_cache" in out
+        assert "engine 0: back on its own flags" in out
+        assert main(["bisect", "pause"]) == 2
+        assert "no bisection is running" in capsys.readouterr().err
+        assert main(["bisect", "export"]) == 0
+        told = capsys.readouterr().out
+        assert "with radix_cache (SGLang" in told
+        assert "> **A rehearsal, not a bug report:**" in told
+        assert "- radix_cache off (" in told
+        assert "illegal memory access was encountered" in told
+        assert str(tmp_path) not in told
+        assert "ticket 7" not in told
