@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rltop.bisect.story import Story, TrialStory, minutes_text, percent
@@ -50,6 +50,7 @@ class Evidence:
 
 def as_json(story: Story, evidence: Evidence) -> dict[str, Any]:
     """Schema 1."""
+    story = _nameless(story)
     verdict, kernel, crash = story.verdict, story.kernel, story.crash
     return {
         "schema": SCHEMA,
@@ -108,6 +109,7 @@ def _trial_json(trial: TrialStory) -> dict[str, Any]:
 
 def as_markdown(story: Story, evidence: Evidence) -> str:
     """The page."""
+    story = _nameless(story)
     lines = [f"# {title(story, evidence)}", ""]
     if story.rehearsal:
         lines += [f"> **A rehearsal, not a bug report:** {story.rehearsal}.", ""]
@@ -115,6 +117,13 @@ def as_markdown(story: Story, evidence: Evidence) -> str:
     lines += [*_combinations(story), *_workarounds(story), *_reproduce(story, evidence), *_confidence(story)]
     lines += [*_facts(story), *_matrix(story), *_environment(story, evidence), *_log(story, evidence)]
     return "\n".join(lines) + "\n"
+
+
+def _nameless(story: Story) -> Story:
+    """Whoever stopped it, and why, is nobody's business."""
+    if story.state != "stopped" or story.verdict is None:
+        return story
+    return replace(story, verdict=replace(story.verdict, text="ended by its operator before it was clear"))
 
 
 def title(story: Story, evidence: Evidence) -> str:

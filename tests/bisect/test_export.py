@@ -100,6 +100,14 @@ def test_what_cannot_be_told_apart_and_what_is_missing_is_said() -> None:
     assert "## Workaround" not in told
 
 
+def test_who_stopped_it_is_left_out() -> None:
+    cell = ended("stopped", "stopped by ana, uid 7: a secret project")
+    for told in (page(cell), json.dumps(as_json(story(cell), EVIDENCE))):
+        assert "ended by its operator before it was clear" in told
+        assert "ana" not in told
+        assert "secret" not in told
+
+
 def test_a_member_that_crashed_without_it_is_no_workaround() -> None:
     trials = [*found()["trials"], trial(4, ["speculative"], "crashed", 1.0)]
     told = page(found(trials=trials))
