@@ -156,7 +156,8 @@ CATALOGUE: tuple[Entry, ...] = (
         "wake-up steps in order",
         "pf",
         "D1.1 D2.1 B06 B26",
-        "train.colocate-swap engine.ima rollout.text engine.died",
+        "train.colocate-swap engine.ima engine.died rollout.text rollout.truncated rollout.reward-flat "
+        "weights.sync-garble logprob.train-rollout logprob.outliers",
     ),
     _entry("engine.stale-kv", "prefix cache of the old policy", "pw", "B05", "logprob.drift logprob.train-rollout"),
     _entry(

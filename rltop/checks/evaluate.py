@@ -168,8 +168,9 @@ def _matches(target: str, id: str) -> bool:  # noqa: A002
 
 def _same_subject(left: Verdict, right: Verdict) -> bool:
     """Neither names an engine or rank that the other contradicts."""
-    # A log counts engines, a stream names them.
-    engines = left.engine is None or right.engine is None or str(left.engine) == str(right.engine)
+    # A log counts engines, a stream names them, a capture knows their addresses: only names of one sort contradict.
+    one, other = str(left.engine), str(right.engine)
+    engines = left.engine is None or right.engine is None or one == other or (":" in one) != (":" in other)
     ranks = left.rank is None or right.rank is None or left.rank == right.rank
     return engines and ranks
 

@@ -159,6 +159,17 @@ def fires(obs: Observations, *ids: str) -> tuple[Verdict, ...]:
     )
 
 
+def emptied(obs: Observations, rollout: int | None = None) -> Verdict | None:
+    """The verdict that an engine served after its weights were released and resumed and not pushed again, in this
+    rollout if that is known of both: what was compared before that does not speak for what it served."""
+    for verdict in fires(obs, "engine.resume-order", "train.colocate-swap"):
+        value = verdict.value if isinstance(verdict.value, dict) else {}
+        here = rollout is None or verdict.rollout in (None, rollout)
+        if here and (value.get("kind") in ("no-update", "missing-tag") or value.get("pattern") == "no-weights"):
+            return verdict
+    return None
+
+
 def owned(obs: Observations, engine: object = None) -> tuple[str, ...]:
     """Ids of the engines that rltop started itself; with `engine`, that one if it is among them.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rltop.checks.evaluate import evaluate
-from rltop.checks.found import Document, LogEvent, LogSource, Row
+from rltop.checks.found import Document, HttpCall, LogEvent, LogSource, Row
 from rltop.checks.known import KnownCrash, fingerprint, normalise, version_key
 from rltop.checks.observe import Observations, Where
 from rltop.checks.verdict import Verdict
@@ -308,6 +308,22 @@ def test_token_0_after_a_resume_is_named_as_that_and_not_as_garble(seen: str) ->
     assert "no update followed" in found.cause
     healthy_ones = [sample(rollout_id=1, index=i, token_ids=[0, 5, 0, 7] * 5, engine="1") for i in range(3)]
     assert verdict("train.colocate-swap", obs(*steps(3), *healthy_ones, flags=COLOCATE)).status == "pass"
+
+
+@pytest.mark.parametrize("seen", ["process", "address", "id"])
+def test_an_engine_without_weights_is_one_root_cause_however_its_lines_name_it(seen: str) -> None:
+    paths = ("/generate", "/release_memory_occupation", "/resume_memory_occupation", "/generate")
+    line = event("no_weights", owner="trainer", engine_id="1", how="answered token 0 alone", samples=9, rollout=1)
+    if seen == "address":
+        calls = tuple(HttpCall(path, 200, url=f"http://10.0.0.1:30000{path}", order=i) for i, path in enumerate(paths))
+        report = evaluate(obs(http=calls, events=(line,), flags={"colocate": True}))
+    else:
+        name: dict[str, Any] = {"engine": 1} if seen == "id" else {"pid": 4711}
+        lines = [event("http", owner="engine", path=path, status=200, **name) for path in paths]
+        report = evaluate(obs(events=in_order(*lines, line), flags={"colocate": True}))
+    firing = {v.id for v in report.verdicts if v.status == "fail"}
+    assert firing >= {"engine.resume-order", "train.colocate-swap"}
+    assert report.root_causes == ("engine.resume-order",)
 
 
 def test_two_steps_of_one_rollout_prove_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rltop.checks.observe import EngineSync, MetricRow, Observations, RunStart, Sample, SyncEvent
 from rltop.checks.syncs import COMPARE
-from tests.checks.build import healthy, obs, rollout, sample, train, verdict
+from tests.checks.build import event, healthy, obs, rollout, sample, train, verdict
 
 NAN = math.nan
 REF = "logprob.ref-equal"
@@ -209,7 +209,32 @@ def test_equal_digests_clear_the_parameters() -> None:
     engines = (EngineSync("0", digest="cafe"), EngineSync("1", digest="beef", same=True))
     found = verdict(GAP, obs(*series(0.001, 2.5), sync("1", 1, digest="cafe", engines=engines)))
     assert "digests of all engines equal the trainer's" in found.cause
+    assert "buffers (rotary tables: see weights.compare)" in found.cause
+    assert "rltop weights diff" in found.advice[0]
     assert "do not hold" not in found.cause
+
+
+@pytest.mark.parametrize(("rollout_of_it", "later"), [(1, True), (3, False)])
+def test_equal_digests_clear_nothing_once_the_memory_was_released_after_them(rollout_of_it: int, later: bool) -> None:
+    equal = sync("1", 1, digest="cafe", engines=(EngineSync("0", digest="cafe"),))
+    how = "gave every token the log-prob -5.5607"
+    line = event("no_weights", owner="trainer", engine_id="0", how=how, samples=16, rollout=rollout_of_it)
+    seen = obs(*series(0.001, 2.5, 0.001, 0.001), equal, flags={"colocate": True}, events=(line,))
+    found = verdict(GAP, seen)
+    assert ("so the parameters are right" in found.cause) is not later
+    assert ("released and resumed after it (train.colocate-swap)" in found.cause) is later
+    compared = verdict("weights.compare", seen)
+    assert compared.status == "pass"
+    assert "engine 0 released its memory and took it back after that (train.colocate-swap)" in compared.cause
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_pass_of_the_parameters_says_what_it_does_not_cover(checked: bool) -> None:
+    equal = sync("1", 1, digest="cafe", checked=checked, engines=(EngineSync("0", digest="cafe"),))
+    found = verdict("weights.compare", obs(equal))
+    assert found.status == "pass"
+    assert ("Buffers (rotary tables, caches) are not covered" in found.cause) is not checked
+    assert ("random numbers" in found.cause) is checked
 
 
 def test_a_refused_sync_is_named() -> None:

@@ -74,7 +74,12 @@ def check_order(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
         _step(states.setdefault(call.engine, _State()), call, backup)
     if not any(state.releases for state in states.values()):
         return [Verdict(ORDER, "skip", cause=missing(obs, "a release of the engine's memory and what came after it"))]
-    found = [_wrong(obs, engine, state) for engine, state in states.items() if state.faults]
+    unnamed = {event.pid for event in obs.events if event.engine is None and event.pid is not None}
+    named = {event.engine for event in obs.events if event.engine is not None} | {call.engine for call in obs.http}
+    processes = unnamed - named
+    found = [
+        _wrong(obs, engine, state, process=engine in processes) for engine, state in states.items() if state.faults
+    ]
     if found:
         return found[:32]
     releases = sum(state.releases for state in states.values())
@@ -149,9 +154,10 @@ def _step(state: _State, call: Call, backup: bool) -> None:
         state.gone, state.update = [], False  # told once; the rest of the run is a consequence
 
 
-def _wrong(obs: Observations, engine: Engine, state: _State) -> Verdict:
+def _wrong(obs: Observations, engine: Engine, state: _State, *, process: bool) -> Verdict:
+    """process: the engine is only known by the pid in its lines, which is no engine id that could differ from one."""
     kind, call, what, release = state.faults[0]
-    who = "the engine" if engine is None else f"engine {engine}"
+    who = "the engine" if engine is None else f"engine process {engine}" if process else f"engine {engine}"
     answered = f" (answered {call.status})" if call.status is not None else ""
     causes = {
         "missing-tag": f"{call.path}{answered} reached {who} before {what} was resumed after the release: the request "
@@ -180,7 +186,7 @@ def _wrong(obs: Observations, engine: Engine, state: _State) -> Verdict:
         ORDER,
         "fail",
         step=call.step,
-        engine=engine,
+        engine=None if process else engine,
         threshold={"order": ["release", "resume weights", "update", "resume kv_cache", "generate"]},
         value={"kind": kind, "tag": what, "request": call.path, "status": call.status},
         evidence=tuple(_at(one) for one in (release, call) if one is not None and one.where is not None)

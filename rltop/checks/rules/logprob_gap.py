@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rltop.checks.facts import NO_TRAINER, mixture_of_experts, quantised_rollout, routing_replay
+from rltop.checks.facts import NO_TRAINER, emptied, mixture_of_experts, quantised_rollout, routing_replay
 from rltop.checks.observe import Observations, Sample, SyncEvent
 from rltop.checks.phrase import jnum, mismatches, missing, num, of_points, of_samples, of_sync
 from rltop.checks.samples import pooled
@@ -201,7 +201,7 @@ def _cause(obs: Observations, gap: Gap, before: Sequence[Gap], sync: SyncEvent |
     change = f"The gap was at most {num(max(g.value for g in before))} through rollout {before[-1].rollout} and is "
     change += f"{level} {when}{top}"
     if sync is not None:
-        return f"{change}, the first rollout sampled with weights version {sync.version}: {_blame(sync)}."
+        return f"{change}, the first rollout sampled with weights version {sync.version}: {_blame(obs, sync)}."
     # A finished step between two rollouts implies a sync, recorded or not.
     if any(
         p.segment == gap.segment and p.rollout is not None and before[-1].rollout <= p.rollout < gap.rollout
@@ -211,7 +211,7 @@ def _cause(obs: Observations, gap: Gap, before: Sequence[Gap], sync: SyncEvent |
     return f"{change}; neither a weight sync nor a train step is recorded between: the engine changed by itself."
 
 
-def _blame(sync: SyncEvent) -> str:
+def _blame(obs: Observations, sync: SyncEvent) -> str:
     """What the sync at the change point did, as far as its record tells."""
     if spoiled := mismatches(sync):
         engines = ", ".join(engine.engine for engine in spoiled)
@@ -221,15 +221,32 @@ def _blame(sync: SyncEvent) -> str:
         )
     if refused := [engine.engine for engine in sync.engines if not engine.ok]:
         return f"that sync is the change point, engine {', '.join(refused)} refused it"
-    if sync.engines and all(e.same or (e.digest and e.digest == sync.digest) for e in sync.engines):
+    if _equal(sync):
+        if later := emptied(obs, sync.rollout_id):
+            return (
+                "the digests of all engines equalled the trainer's at that sync, but memory was released and resumed "
+                f"after it ({later.id}), so they do not speak for what was served"
+            )
         return (
             "that sync is the change point, but the digests of all engines equal the trainer's, so the parameters are "
-            "right and buffers, a reused KV cache or the sampling path are suspects"
+            "right; what no digest covers are suspects: buffers (rotary tables: see weights.compare), a reused KV "
+            "cache, the sampling path"
         )
     return "that sync is the change point, the engines do not hold what the trainer pushed"
 
 
+def _equal(sync: SyncEvent) -> bool:
+    """Every engine holds the parameters that were pushed, as far as digests tell."""
+    return bool(sync.engines) and all(e.same or (e.digest and e.digest == sync.digest) for e in sync.engines)
+
+
 def _advice(before: Sequence[Gap], sync: SyncEvent | None) -> tuple[str, ...]:
+    if before and sync and _equal(sync):
+        return (
+            "rltop weights diff ENGINE_URL CHECKPOINT: equal parameters with other log-probs are a lost buffer",
+            COMPARE,
+            "restart the engines with a full load: no weight update brings a buffer back",
+        )
     if before and sync:
         return (
             COMPARE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from rltop.checks.facts import owned
+from rltop.checks.facts import emptied, owned
 from rltop.checks.found import Document, HttpCall, LogEvent
 from rltop.checks.names import layers_of, ranges, some
 from rltop.checks.observe import EngineSync, Observations, SyncEvent, TensorFinding, Where
@@ -183,9 +183,17 @@ def _live(obs: Observations) -> list[Verdict]:
             found.append(_trainer(sync))
     if found or not compared:
         return found
-    cause = "The engines hold what the trainer pushed: their digests are equal."
+    cause = "The engines hold the parameters that the trainer pushed: their digests are equal."
     if any(sync.checked for sync in obs.syncs):
-        cause += " Before the first sync their weights were filled with random numbers, so all of it was brought."
+        cause += " Before the first sync their weights were filled with random numbers, so all of it was brought; the "
+        cause += "log-probs of one prompt, where they could be compared, speak for buffers (rotary tables) too."
+    else:
+        cause += " Buffers (rotary tables, caches) are not covered: no digest holds them, a lost one shows in "
+        cause += "logprob.train-rollout, and --check-weight-update-equal looks for it."
+    if later := emptied(obs):
+        who = "an engine" if later.engine is None else f"engine {later.engine}"
+        cause += f" That was true when they were compared: {who} released its memory and took it back after that "
+        cause += f"({later.id}), and for what it served then this does not speak."
     return [Verdict(COMPARE, "pass", cause=cause)]
 
 
