@@ -49,8 +49,9 @@ QUICK_BYTES = 1 << 20
 """Of a crash dump that is read where somebody waits: 0.2 s."""
 DUMP_CONCURRENCY = 64
 """Of a rollout dump, which does not say how many ran at once."""
-CYCLE_WAVES = 8
-"""Waves between two cycles."""
+CYCLE_WAVES = 4
+"""Waves after a cycle, before the next one. The first cycle comes before the first wave: a trial may be short, and the
+crash came just after such a moment."""
 FLUSH_TRIES, FLUSH_PAUSE_S = 20, 0.25
 """An engine whose last request has not quite ended refuses the flush."""
 CACHES = ("kv_cache", "cuda_graph")
@@ -257,7 +258,7 @@ class _Waves:
         try:
             while not stop.is_set() and not counts.dead and self._traffic.requests:
                 waves += 1
-                if self._cycle is not None and waves % CYCLE_WAVES == 0:
+                if self._cycle is not None and waves % (CYCLE_WAVES + 1) == 1:
                     work = await _until(work, ended, counts, down_to=0)
                     if not work and not stop.is_set() and not counts.dead:
                         await counts.cycle(client, self._cycle)
