@@ -24,7 +24,7 @@ import msgspec
 
 from rltop.daemon.state import StateTable
 from rltop.errors import RltopError
-from rltop.evidence.dump_find import DumpRef, find_dumps, joined, order
+from rltop.evidence.dump_find import DumpRef, Known, find_dumps, joined, order
 from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
 
@@ -213,6 +213,7 @@ class Child:
         self._refs: list[DumpRef] = []
         self._of: Places | None = None
         self._at = 0.0
+        self._seen: Known = {}
 
     def answer(self, where: Places, query: DumpPageQuery | None) -> bytes:
         """The encoded answer."""
@@ -234,26 +235,28 @@ class Child:
         same = self._of == where
         fresh = same and self._clock() - self._at < LISTED_S
         if not fresh and not (same and any(str(one.path) == path for one in self._refs)):
-            self._refs, self._of = known_dumps(where.rollouts, where.trains), where
+            self._refs, self._of = known_dumps(where.rollouts, where.trains, self._seen), where
+            if len(self._seen) > 4 * MOST_DUMPS:
+                self._seen.clear()
             self._at = self._clock()
         return self._refs
 
 
-def known_dumps(rollouts: list[str], trains: list[str]) -> list[DumpRef]:
+def known_dumps(rollouts: list[str], trains: list[str], seen: Known | None = None) -> list[DumpRef]:
     """The dumps that lie where the run's arguments say; train dumps joined to their rollouts, alone where there are
-    none."""
-    trained = _found(trains)
-    listed = {ref.path: ref for ref in reversed(joined(_found(rollouts), trained))}
+    none. seen: as `known` of `find_dumps`."""
+    trained = _found(trains, seen)
+    listed = {ref.path: ref for ref in reversed(joined(_found(rollouts, seen), trained))}
     used = {path for ref in listed.values() for path in ref.train}
     alone = {ref.path: ref for ref in trained if ref.path not in used}
     return sorted((alone | listed).values(), key=order)[:MOST_DUMPS]
 
 
-def _found(names: list[str]) -> list[DumpRef]:
+def _found(names: list[str], seen: Known | None) -> list[DumpRef]:
     out: list[DumpRef] = []
     for name in names:
         with contextlib.suppress(RltopError, OSError, ValueError):  # nothing there yet, or nothing that can be listed
-            out += find_dumps(name)
+            out += find_dumps(name, seen)
     return out
 
 

@@ -45,13 +45,18 @@ class DumpRef:
     """What a file is that has no samples."""
 
 
-def find_dumps(pattern: str) -> list[DumpRef]:
+Known = dict[Path, tuple[tuple[int, int, int], DumpRef]]
+"""What was found in files before, with (inode, size, time of change): files that did not change are not opened."""
+
+
+def find_dumps(pattern: str, known: Known | None = None) -> list[DumpRef]:
     """Dumps of `pattern`, by rollout id, training before eval. Train dumps are listed only where nothing else is.
 
-    Raises RltopError where nothing fits, or where nothing that fits can be read.
+    known: kept by whoever asks again and again. Raises RltopError where nothing fits, or where nothing that fits can be
+    read.
     """
     paths = _paths(pattern)
-    refs = [_ref(path) for path in paths]
+    refs = [_ref(path, known) for path in paths]
     readable = [one for one in refs if one.kind not in (None, "other", "state")]
     if not readable:
         first = next((one for one in refs if one.problem or one.instead), None)
@@ -65,7 +70,7 @@ def find_dumps(pattern: str) -> list[DumpRef]:
     trains = [one for one in readable if one.kind not in ("rollout", "samples")]
     if listed:
         have = set(paths)
-        trains += [_ref(path) for path in _beside(one.path for one in listed) if path not in have]
+        trains += [_ref(path, known) for path in _beside(one.path for one in listed) if path not in have]
         listed = joined(listed, trains)
     broken = [one for one in refs if one.problem]
     return sorted([*(listed or trains), *broken], key=order)
@@ -148,9 +153,21 @@ def _is_named(path: Path) -> bool:
     return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def _ref(path: Path) -> DumpRef:
+def _ref(path: Path, known: Known | None) -> DumpRef:
     try:
-        size = path.stat().st_size
+        stat = path.stat()
+    except OSError as error:
+        return DumpRef(path, None, None, problem=error.strerror or str(error))
+    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if known is None:
+        return _looked(path, stat.st_size)
+    if path not in known or known[path][0] != stamp:
+        known[path] = (stamp, _looked(path, stat.st_size))
+    return known[path][1]
+
+
+def _looked(path: Path, size: int) -> DumpRef:
+    try:
         with DumpFile.open(path) as dump:
             instead = dump.instead if dump.kind in ("other", "state") else ""
             return DumpRef(path, dump.kind, dump.rollout_id, dump.is_eval, size, damage=dump.damage, instead=instead)

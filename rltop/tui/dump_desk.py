@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import PurePath
 from typing import Any
 
-from rltop.protocol.messages import DumpPageQuery
+from rltop.protocol.messages import DumpPageQuery, DumpsAnswer
 from rltop.tui.dump_source import DumpSource
 from rltop.tui.rows import Row, Span
 from rltop.tui.text import clean, num, wrap
@@ -24,6 +24,8 @@ RETRY_S = 2.0
 """After an answer that says that there is none."""
 AGAIN_S = 0.1
 """Between two questions about something that is still being read."""
+NEWER_S, NEWER_SHARE = 3.0, 10.0
+"""Between two looks for newer dumps: so long, and so many times as long as the last one took."""
 KEPT = 24
 """Samples that are kept in full."""
 
@@ -111,6 +113,8 @@ class DumpDesk:
             facts.append((clean(dump["damage"], ascii_only=self._glyphs.ascii_only), "bad"))
         if len(self.dumps) > 1:
             facts.append((f"file {self.at + 1}/{len(self.dumps)}", "text"))
+        if newer := self.newer:
+            facts.append((f"newer: {newer}", "accent"))
         if self.list.ended and not self.filter and self.group_at < 0:
             facts.append((f"{self.list.count} sample{'s' * (self.list.count != 1)}", "text"))
         facts.append((_size(dump.get("bytes")), "dim"))
@@ -127,6 +131,15 @@ class DumpDesk:
         if self.list.busy and self.list.indexed:
             facts.append((f"reading: {self.list.indexed} samples", "accent"))
         return facts
+
+    @property
+    def newer(self) -> int:
+        """Dumps of later rollouts, of a run that may still write some."""
+        dump = self.dump
+        now = dump.get("rollout_id") if dump is not None else None
+        if not self._newest or now is None:
+            return 0
+        return sum(1 for one in self.dumps if (one.get("rollout_id") or 0) > now and not one.get("eval"))
 
     def list_words(self) -> str:
         """Filter, order and group of the list."""
@@ -183,6 +196,8 @@ class DumpDesk:
     def open(self) -> None:
         """Fetch the list of files."""
         self._once("files", self._files())
+        if self._newest:
+            self._spawn(self._watch())
 
     def close(self) -> None:
         """Nobody looks any more."""
@@ -286,15 +301,37 @@ class DumpDesk:
         if not answer.dumps:
             self.message = clean(answer.why, ascii_only=self._glyphs.ascii_only)
         else:
-            before = self.path
-            self.dumps, self.holes = answer.dumps, answer.holes
-            at = next((at for at, one in enumerate(self.dumps) if one["path"] == before), -1)
+            at = self._take(answer)
             if at == len(self.dumps) - 1:
                 self.message = "this is the newest dump"
                 self.at = at
             else:
                 self._to_file(at + 1)
         self._changed()
+
+    def _take(self, answer: DumpsAnswer) -> int:
+        """A newer list of files. Returns where the current one is in it; -1: it is gone."""
+        before = self.path
+        self.dumps, self.holes = answer.dumps, answer.holes
+        return next((at for at, one in enumerate(self.dumps) if one["path"] == before), -1)
+
+    async def _watch(self) -> None:
+        """Learn of dumps that are written meanwhile; the reader stays where he is."""
+        clock, rest = asyncio.get_running_loop().time, NEWER_S
+        while True:
+            await asyncio.sleep(rest)
+            begin = clock()
+            answer = await self._source.list()
+            rest = max(NEWER_S, NEWER_SHARE * (clock() - begin))
+            had = self.dump
+            if had is None or not answer.dumps or "files" in self._busy:
+                continue  # the first list has a loop of its own
+            at = self._take(answer)
+            if at < 0:  # it was deleted: what is on the screen stays until somebody turns
+                self.dumps.insert(min(self.at, len(self.dumps)), had)
+                at = min(self.at, len(self.dumps) - 1)
+            self.at = at
+            self._changed()
 
     async def _rows(self) -> None:
         while True:

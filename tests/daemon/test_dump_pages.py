@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 import psutil
+import pytest
 
 from rltop.client import local_client
 from rltop.daemon.dump_pages import DumpReader, Places, known_dumps, places
+from rltop.evidence import dump_find
 from rltop.evidence.dump_pages import listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
 from tests.daemon.util import Producer, Viewer, real_daemon, wait_for
@@ -160,3 +162,22 @@ async def test_relative_paths_are_those_of_where_the_run_was_started(tmp_path: P
         assert [one["path"] for one in (await reader.dumps(DumpsQuery())).dumps] == [str(tmp_path / "work/d/1.pt")]
     finally:
         await reader.close()
+
+
+def test_files_that_did_not_change_are_not_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in (1, 2):
+        dump_files.rollout(tmp_path / f"{at}.pt", 2, rollout_id=at)
+    opened: list[Path] = []
+    really = dump_find._looked
+
+    def looked(path: Path, size: int) -> dump_find.DumpRef:
+        opened.append(path)
+        return really(path, size)
+
+    monkeypatch.setattr(dump_find, "_looked", looked)
+    seen: dump_find.Known = {}
+    assert [ref.rollout_id for ref in known_dumps([str(tmp_path)], [], seen)] == [1, 2]
+    dump_files.rollout(tmp_path / "3.pt", 2, rollout_id=3)
+    dump_files.rollout(tmp_path / "2.pt", 3, rollout_id=2)
+    assert [ref.rollout_id for ref in known_dumps([str(tmp_path)], [], seen)] == [1, 2, 3]
+    assert [path.name for path in opened] == ["1.pt", "2.pt", "2.pt", "3.pt"]

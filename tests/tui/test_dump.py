@@ -289,6 +289,33 @@ async def test_the_dashboard_opens_the_runs_dumps_over_the_daemon(tmp_path: Path
     pages.close()
 
 
+async def test_dumps_that_come_meanwhile_are_learnt_of_and_the_place_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_desk, "NEWER_S", 0.05)
+    root = model_dumps(tmp_path, (2, 3))
+    pages, refs = DumpPages(), find_dumps(str(root))
+    by_path = {str(ref.path): ref for ref in refs}
+    async with dash("healthy") as running:
+        running.client.dump_list = listed(refs, [])
+        running.client.dump_answer = lambda query: pages.answer(by_path[query.path], query)
+        await running.press("5")
+        await running.press("d")
+        await running.until(lambda: running.app.dump is not None and running.app.dump.desk.text is not None)
+        assert running.app.dump is not None
+        desk = running.app.dump.desk
+        for at in (1, 4, 5):
+            dump_files.rollout(root / "rollout_data" / f"{at}.pt", 2, rollout_id=at)
+        running.client.dump_list = listed(find_dumps(str(root)), [])
+        await running.until(lambda: len(desk.dumps) == 5)
+        assert [text for text, _ in desk.file_facts()][:2] == ["file 3/5", "newer: 2"]
+        assert desk.file_words() == "rollout 3"
+        running.client.dump_list = listed([ref for ref in find_dumps(str(root)) if ref.rollout_id not in (3, 4)], [])
+        await running.until(lambda: len(desk.dumps) == 4)
+        assert desk.file_words() == "rollout 3", "a file that was deleted stays on the screen"
+    pages.close()
+
+
 async def test_an_answer_that_does_not_come_leaves_the_picture_and_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
