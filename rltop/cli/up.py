@@ -118,6 +118,7 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
     if config.command:
         return [_program(config, where), *config.command[1:]]
     from rltop.train.arguments import TrainConfig, parse_args
+    from rltop.train.dump_preflight import check_dumps
     from rltop.train.flags import switch_names
 
     require_train("up")
@@ -128,7 +129,7 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
             place = f"{where}:{config.lines.get(flag, 1)}"
             raise RltopError(f"{key} must be true or false, not {word!r}", where=place, do=f"{key} = true")
     try:
-        parse_args(config.flags)
+        check_dumps(parse_args(config.flags))
     except RltopError as error:
         flag = error.where.split()[0].partition("=")[0] if error.where else ""
         line = config.lines.get(flag)

@@ -8,6 +8,7 @@ Failure policy: a train dump that cannot be read joins nothing; the rollout is s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -103,6 +104,6 @@ def whole_number(value: object) -> int | None:
     if isinstance(value, DumpTensor):
         values = value.values()
         value = values[0] if len(values) == 1 else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return int(value) if value == int(value) else None

@@ -128,6 +128,18 @@ def test_a_value_of_the_wrong_kind_names_file_line_and_key(
     assert said.format(config=config) in capsys.readouterr().err
 
 
+@pytest.mark.train
+def test_dumps_that_are_not_there_name_the_line_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLTOP_DIR", str(tmp_path / "rltop"))
+    config = tmp_path / "up.toml"
+    config.write_text(f'[trainer]\nnum_rollout = 2\nload_debug_rollout_data = "{tmp_path}/d/{{rollout_id}}.pt"\n')
+    assert main(["up", str(config)]) == 2
+    assert f"{config}:3: --load-debug-rollout-data" in capsys.readouterr().err
+    assert not (tmp_path / "rltop").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [(None, "can not be read"), ("[[crash]]\nissue = 3\n", "issue must be a text"), ("x = 1\n", "must hold [[crash]]")],

@@ -123,6 +123,9 @@ class ModelDaemon:
                 return [encode("accepted", accepted, re=header.id, epoch=self.epoch)]
             case Ping():
                 return [encode("pong", Ping(), epoch=self.epoch)]
+            case _ if header.id:  # a question that came into the protocol after it was written
+                why = f"unknown message type {header.t!r}"
+                return [encode("err", Err("unsupported", why), re=header.id, epoch=self.epoch)]
             case _:
                 return []
 
