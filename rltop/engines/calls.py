@@ -7,7 +7,7 @@ HTTP status is not enough: SGLang may answer 200 with `success: false`, so both 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,6 +24,9 @@ SAMPLES_BYTES = 1 << 30
 """Log-probs of a long sample have 100 bytes a token, and a request may ask for many samples."""
 CHECKSUMS_BYTES = 256 << 20
 """A checksum per tensor and rank: a mixture of experts has tens of thousands of tensors."""
+
+NORMAL_ROUTES = ("/generate", "/model_info", "/server_info", "/v1/loads", "/ready", "/metrics", "/health")
+"""Routes that `--api-key` alone opens; every other one that is asked here is one of control."""
 
 CheckerAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -60,6 +63,21 @@ class Reply:
         return 200 <= self.status < 300
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What an SGLang server wants in `Authorization`; empty: it was started without."""
+
+    api: str = field(default="", repr=False)
+    """Its `--api-key`."""
+    admin: str = field(default="", repr=False)
+    """Its `--admin-api-key`: routes that control it then refuse the other one (`srt/utils/auth.py`)."""
+
+    def headers(self, path: str) -> dict[str, str]:
+        """For one route."""
+        key = self.api if path in NORMAL_ROUTES else self.admin or self.api
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+
 T = TypeVar("T")
 Flow = Generator[Call, Reply, T]
 
@@ -81,7 +99,7 @@ class EngineRefused(RltopError):
     """The engine answered, and said no. `status` is HTTP's, `message` the engine's own words."""
 
     def __init__(self, url: str, call: Call, status: int, message: str) -> None:
-        why = f"status {status}: {message[:500]}"
+        why = f"status {status}: {_in_short(message)}"
         super().__init__("the engine refused", where=f"{url}{call.path}", why=why, exit_code=1)
         self.status = status
         self.message = message
@@ -187,11 +205,17 @@ def _accepted(url: str, call: Call, reply: Reply) -> Any:
     try:
         value = msgspec.json.decode(reply.content)
     except Exception as error:  # DecodeError, RecursionError: whatever a parser says of foreign bytes
-        why = f"not JSON ({type(error).__name__}: {error}): {reply.content[:200].decode(errors='replace')}"
+        why = f"not JSON ({type(error).__name__}: {error}): {_in_short(reply.content[:200].decode(errors='replace'))}"
         raise EngineUnreadable(url, call, why) from error
     if isinstance(value, dict) and value.get("success") is False:
         raise EngineRefused(url, call, reply.status, str(value.get("message")))
     return value
+
+
+def _in_short(message: str) -> str:
+    """A foreign server's words. A page for browsers says nothing that a status does not."""
+    head = message.lstrip()[:200].lower()
+    return "an HTML page" if head.startswith(("<!doctype", "<html", "<?xml")) else message[:500]
 
 
 def _require(url: str, required: str, found: str, when: str) -> None:

@@ -6,7 +6,9 @@ is retried here: a caller that may retry knows what it is doing, a client does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +24,7 @@ from rltop.engines.calls import (
     EngineUnreachable,
     EngineUnreadable,
     Flow,
+    Keys,
     PauseMode,
     Reply,
     T,
@@ -60,11 +63,26 @@ KEEP_ALIVE_S = 2.0
 """Below the 5 s after which uvicorn closes an idle connection, so that a request never meets a closing one."""
 
 
-class EngineClient:
-    """Blocking client. Every method raises `EngineUnreachable` or `EngineRefused`. Use as a context manager."""
+Patience = Callable[[Call], AbstractContextManager[float]]
+"""Wraps one question; gives the seconds that its answer may take."""
 
-    def __init__(self, url: str, *, transport: httpx.BaseTransport | None = None) -> None:
+
+class EngineClient:
+    """Blocking client. Every method raises `EngineUnreachable` or `EngineRefused`. Use as a context manager.
+
+    keys: for servers that ask for them. patience: how long it waits instead of the call's own limit.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        keys: Keys | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
+        self._keys, self._patience = keys or Keys(), patience
         limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
         self._http = httpx.Client(base_url=self.url, limits=limits, transport=transport, trust_env=False)
 
@@ -88,8 +106,16 @@ class EngineClient:
             return value
 
     def _send(self, call: Call) -> Reply:
+        if self._patience is None:
+            return self._ask(call)
+        with self._patience(call) as limit_s:
+            return self._ask(dataclasses.replace(call, timeout_s=limit_s))
+
+    def _ask(self, call: Call) -> Reply:
+        arguments = _arguments(call)
+        arguments["headers"] |= self._keys.headers(call.path)
         try:
-            request = self._http.build_request(call.method, call.path, **_arguments(call))
+            request = self._http.build_request(call.method, call.path, **arguments)
             reply = fetch_blocking(self._http, request, timeout_s=call.timeout_s, limit_bytes=call.limit_bytes)
         except (httpx.HTTPError, TimeoutError) as error:
             raise EngineUnreachable(self.url, call, _reason(error, call)) from error
@@ -350,7 +376,7 @@ def _serialized(named: Iterable[tuple[str, Tensor]]) -> str:
 def _arguments(call: Call) -> dict[str, Any]:
     timeout = httpx.Timeout(call.timeout_s, connect=min(5.0, call.timeout_s))
     if call.body is None:
-        return {"timeout": timeout, "headers": PLAIN}
+        return {"timeout": timeout, "headers": dict(PLAIN)}
     return {
         "timeout": timeout,
         "content": msgspec.json.encode(call.body),
@@ -361,4 +387,6 @@ def _arguments(call: Call) -> dict[str, Any]:
 def _reason(error: Exception, call: Call) -> str:
     if isinstance(error, TimeoutError):
         return f"no whole answer within {call.timeout_s:g} s"
+    if isinstance(error, httpx.ReadTimeout):
+        return f"no answer within {call.timeout_s:g} s (ReadTimeout)"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -55,6 +55,7 @@ _TORCH = {
     "torch.float8_e4m3fn": "F8_E4M3",
     "torch.float8_e5m2": "F8_E5M2",
 }
+INDEX = "model.safetensors.index.json"
 _ZEROS = bytes(1 << 20)
 
 
@@ -104,30 +105,36 @@ def raw_of(tensor: Tensor) -> Raw:
 
 
 class Checkpoint:
-    """A Hugging Face directory: config, and tensors that are read when asked for. A context manager.
+    """A Hugging Face directory, or a checkpoint's only file: config, and tensors that are read when asked for.
 
+    A context manager. Its files are held open from the start: a run that deletes them meanwhile takes nothing away.
     Raises RltopError (exit code 2) that names the file: no directory, no safetensors, an index that names a file that
-    is not there, a header that does not fit its file.
+    is not there, a header that does not fit its file, one file of several.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        if not directory.is_dir():
-            raise _unreadable(directory, "no such directory")
-        self.config: dict[str, Any] = _json(directory / "config.json", required=False)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """As it was given."""
+        self.directory = path if path.is_dir() else path.parent
+        """Where its config lies."""
+        self.config: dict[str, Any] = _json(self.directory / "config.json", required=False)
+        listed, files = _found(path)
+        self.alone = path == self.directory or files == sorted(self.directory.glob("*.safetensors"))
+        """Whoever reads the directory reads the same tensors."""
         self._maps: dict[Path, mmap.mmap] = {}
         self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
         self.absent: tuple[str, ...] = ()
         """Tensors that the index lists and no file holds."""
-        listed, files = _listed(directory)
-        for path in files:
+        for file in files:
             try:
-                header, base, size = header_of(path)
+                header, base, size = header_of(file)
+                with file.open("rb") as stream:
+                    self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
-                raise _unreadable(path, str(error)) from error
+                raise _unreadable(file, str(error)) from error
             for name, entry in header.items():
-                _check(path, name, entry, size - base)
-                self._places[name] = (path, base, entry)
+                _check(file, name, entry, size - base)
+                self._places[name] = (file, base, entry)
         if listed is not None:
             self.absent = tuple(sorted(listed.keys() - self._places.keys()))
 
@@ -160,16 +167,31 @@ class Checkpoint:
         """A tensor; its bytes are a window on the file."""
         path, base, entry = self._places[name]
         begin, end = entry["data_offsets"]
-        if path not in self._maps:
-            with path.open("rb") as stream:
-                self._maps[path] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         data = memoryview(self._maps[path])[base + begin : base + end]
         return Raw(entry["dtype"], tuple(entry["shape"]), data)
 
 
+def _found(path: Path) -> tuple[Mapping[str, str] | None, list[Path]]:
+    """What the index says, if there is one that counts, and the files to read."""
+    if path.is_dir():
+        return _listed(path)
+    if not path.exists():
+        raise _unreadable(path, "no such directory or file")
+    if path.suffix != ".safetensors":
+        raise _unreadable(path, "it is neither a directory nor a .safetensors file")
+    listed = (_json(path.parent / INDEX, required=False).get("weight_map") or {}) if path.is_file() else {}
+    files = set(listed.values()) if isinstance(listed, dict) else set()
+    if path.name in files and len(files) > 1:
+        why = f"it is one of the {len(files)} files of this checkpoint"
+        raise RltopError(
+            "cannot read the checkpoint", where=str(path), why=why, do=f"give the directory: {path.parent}"
+        )
+    return None, [path]
+
+
 def _listed(directory: Path) -> tuple[Mapping[str, str] | None, list[Path]]:
     """What the index says, if there is one, and the files to read."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX
     if not index.exists():
         files = sorted(directory.glob("*.safetensors"))
         if not files:

@@ -29,21 +29,22 @@ from typing import Any, Literal
 
 from rltop.engines.calls import EngineRefused, EngineUnreachable
 from rltop.engines.client import EngineClient
-from rltop.engines.engine_layout import Parameter, Shapes, Shard, is_fused, parameters
+from rltop.engines.engine_layout import Parameter, Shapes, Shard, is_fused, layer_of, parameters
 from rltop.engines.probe import lost_buffer, probe_ids, read_probe
-from rltop.engines.ranks import ranks_of
 from rltop.engines.raw_tensors import FLOATS, Checkpoint, Raw, max_abs_gap, not_finite
 from rltop.engines.weight_findings import (
     UNEQUAL,
     Before,
     Expected,
     Finding,
+    FindingKind,
     classify,
     compared,
     in_order,
     with_told,
     words_of,
 )
+from rltop.engines.weight_moment import moment, number_of, versions_in
 from rltop.errors import RltopError
 
 Verdict = Literal["equal", "different", "cannot"]
@@ -83,6 +84,10 @@ class Comparison:
     hash: str
     """`cpu` or `gpu`: where its tensors lie, by the hash of its answer."""
     checkpoint: str
+    checkpoint_version: int | None
+    """Of a published `weight_vNNNNNN`."""
+    headline: tuple[str, ...]
+    """What explains more than any tensor does, a sentence each: another version, another checkpoint as a whole."""
     tensors: int
     compared: int
     """Parameters of the engine that were compared, over all ranks."""
@@ -105,7 +110,8 @@ class Comparison:
         return {
             "verdict": self.verdict,
             "engine": engine | {"ranks": self.ranks, "dtype": self.dtype, "hash": self.hash},
-            "checkpoint": {"path": self.checkpoint, "tensors": self.tensors},
+            "checkpoint": {"path": self.checkpoint, "version": self.checkpoint_version, "tensors": self.tensors},
+            "headline": list(self.headline),
             "compared": self.compared,
             "equal": self.equal,
             "findings": [one.as_dict() for one in self.findings],
@@ -124,46 +130,37 @@ class Ways:
     reference: Reference | None = None
 
 
-def diff(client: EngineClient, checkpoint: Checkpoint, ways: Ways) -> Comparison:
-    """Compare. Raises `EngineUnreachable`, `EngineRefused`, and `RltopError` where nothing can be compared."""
-    info, server = client.model_info(), _server_info(client)
-    stand_in = "rltop_engine" in info or "rltop_engine" in server
-    version, model_path = str(info.get("weight_version", "")), str(info.get("model_path", ""))
-    look = _Look(client, checkpoint, server, stand_in=stand_in, model_path=model_path, ways=ways)
-    look.checksums()
-    look.values()
-    look.buffers()
-    if (now := client.weight_version()) != version:
-        raise RltopError(
-            "the engine's weights changed meanwhile",
-            where=client.url,
-            why=f"version {version!r} became {now!r}",
-            do="compare while no update is going on",
-        )
+def diff(client: EngineClient, path: Path, ways: Ways) -> Comparison:
+    """Compare with a checkpoint, or with the version that the engine holds of those published in a directory.
+
+    Raises `EngineUnreachable`, `EngineRefused`, and `RltopError` where nothing can be compared.
+    """
+    now = moment(client, path)
+    number = number_of(now.checkpoint.directory.resolve())
+    look = _Look(client, now.checkpoint, now.server, stand_in=now.stand_in, model_path=now.model_path, ways=ways)
+    if number is not None and now.version.isascii() and now.version.isdigit() and int(now.version) != number:
+        look.headline.append(f"the engine is at version {int(now.version)}, this is {number}")
+    look.checksums(now.ranks)
+    look.closer(now.version)
     return Comparison(
         url=client.url,
-        stand_in=stand_in,
-        sglang=str(server.get("version", "")),
-        weight_version=version,
-        model_path=model_path,
+        stand_in=now.stand_in,
+        sglang=str(now.server.get("version", "")),
+        weight_version=now.version,
+        model_path=now.model_path,
         ranks=look.ranks,
         dtype=look.dtype,
         hash=look.hash,
-        checkpoint=str(checkpoint.directory),
-        tensors=len(checkpoint.names()),
+        checkpoint=str(now.checkpoint.path),
+        checkpoint_version=number,
+        headline=tuple(look.headline),
+        tensors=len(now.checkpoint.names()),
         compared=look.compared,
         equal=look.compared - look.unequal,
         findings=tuple(in_order(look.findings)),
         not_compared=tuple(look.not_compared),
         notes=tuple(look.notes),
     )
-
-
-def _server_info(client: EngineClient) -> Mapping[str, Any]:
-    try:
-        return client.server_info()
-    except EngineRefused:
-        return {}
 
 
 @dataclass(slots=True)
@@ -184,37 +181,46 @@ class _Look:
     findings: list[Finding] = field(default_factory=list)
     not_compared: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    headline: list[str] = field(default_factory=list)
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The engine's name -> the checkpoint's tensors in it."""
+    bad: set[str] = field(default_factory=set)
+    """The checkpoint's tensors that are known to hold NaN."""
 
     # ------------------------------------------------------------------ digests
 
-    def checksums(self) -> None:
+    def checksums(self, found: Sequence[tuple[Shard, Mapping[str, str]]]) -> None:
         """Every parameter by its digest."""
-        answer = self.client.weights_checker("checksum")
-        found = ranks_of(answer)
-        if not found:
-            raise RltopError("its checksum answer has no ranks", where=f"{self.client.url}/weights_checker")
         self.ranks = len(found)
+        older = list(self._older())
         every = self._shapes()
         left_out = {name for name, _ in self.not_compared}
         shapes = {name: shape for name, shape in every.items() if name not in left_out}
         heads = int(self.checkpoint.config.get("num_key_value_heads") or 1)
         told: dict[Finding, None] = {}
+        wholes: list[set[Path]] = []
         for shard, held in found:
             fused = is_fused(held)
             recipes, held = self._left(parameters(every, fused=fused, shard=replace(shard, kv_heads=heads)), held)
+            self.sources |= {name: recipe.sources for name, recipe in recipes.items()}
             expected = Expected(recipes, self.checkpoint.get)
             expected.recognise(held, dtypes=self._dtypes())
             expected.also = tuple(one for one in ("", "F32", "BF16") if one != expected.dtype)
             self.dtype, self.hash = expected.dtype, expected.hash
             with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
                 list(pool.map(expected.digest, sorted(recipes.keys() & held.keys())))
-            before = list(self._before(fused, replace(shard, kv_heads=heads), expected, held))
+            was = {old: self._expected_of(old, fused, replace(shard, kv_heads=heads), expected) for old in older}
+            before = [self._before(old, was[old], expected, held) for old in older]
             wrong = self._comparable(classify(expected, held, before=before, engine=self.client.url), expected)
+            wholes.append({old.path for old in older if wrong and _holds_all(was[old], held)})
             told |= dict.fromkeys(wrong)
             self.compared += len(recipes.keys() & held.keys())
             self.unequal += len({one.parameter or one.name for one in wrong} & recipes.keys() & held.keys())
-        bent = {one.name: one for one in self._bent(shapes)}
-        self.findings = [*bent.values(), *(one for one in told if one.name not in bent)]
+        self.headline += [self._whole(old) for old in older if all(old.path in whole for whole in wholes)]
+        gone = {one.name for one in told if one.kind == "missing"}
+        bent = {one.name: one for one in self._bent(shapes) if one.name not in gone}
+        self.findings = [*bent.values(), *(self._beyond(one) for one in told if one.name not in bent)]
+        self._checkpoint_s_own()
         self.findings += [
             Finding(name, "missing", self.client.url, "the index lists it and no file has it")
             for name in self.checkpoint.absent
@@ -265,22 +271,61 @@ class _Look:
         likely = ENGINE_TYPES.get(told) or ("F16" if own == "float32" else ENGINE_TYPES.get(own, ""))
         return tuple(dict.fromkeys((likely, "", *FLOATS)))
 
-    def _before(self, fused: bool, shard: Shard, like: Expected, held: Mapping[str, str]) -> Iterator[Before]:
-        """Checkpoints that the engine may still hold."""
-        loaded = Path(self.model_path)
-        for path in self._older():
+    def _expected_of(self, old: Checkpoint, fused: bool, shard: Shard, like: Expected) -> Expected:
+        shapes = {name: old.shape(name) for name in old.names()}
+        return Expected(parameters(shapes, fused=fused, shard=shard), old.get, like.hash, like.dtype)
+
+    def _before(self, old: Checkpoint, was: Expected, like: Expected, held: Mapping[str, str]) -> Before:
+        """Another checkpoint that the engine may hold. Its tensors are `stale` only where it is older than this one."""
+        if old.path == Path(self.model_path) and old.path != self.ways.previous:
+            stale = self._is_older(old.path) or self._mixed(like, was, held)
+            detail = "holds what it was loaded from last, {label}"
+        else:
+            stale, detail = True, "holds {label}"
+        kind: FindingKind = "stale" if stale else "different"
+        return Before(str(old.path), _Lazy(was), get=_getter(old), kind=kind, detail=detail)
+
+    def _is_older(self, loaded: Path) -> bool:
+        """A published version is younger than every lower one, and than what the run was started from."""
+        mine, its = number_of(self.checkpoint.directory.resolve()), number_of(loaded.resolve())
+        return mine is not None and (its is None or its < mine)
+
+    def _whole(self, old: Checkpoint) -> str:
+        loaded = ", which it was loaded from last" * (old.path == Path(self.model_path))
+        return f"the engine holds all of {old.path}{loaded}: no tensor by itself is wrong"
+
+    def _beyond(self, one: Finding) -> Finding:
+        """A tensor of a layer that the checkpoint's own config does not have says so."""
+        layers, layer = self.checkpoint.config.get("num_hidden_layers"), layer_of(one.name)[1]
+        if one.kind != "missing" or not isinstance(layers, int) or layer < layers:
+            return one
+        return replace(one, detail=f"{one.detail}; config.json has {layers} layers, this is number {layer}")
+
+    def _checkpoint_s_own(self) -> None:
+        """NaN in the checkpoint itself is not the engine's fault: it is said of each tensor that differs, and first."""
+        bad: list[str] = []
+        for at, one in enumerate(self.findings):
+            sources = self.sources.get(one.parameter or one.name, ()) if one.kind != "missing" else ()
+            sources = (one.name,) if one.name in sources else sources
             try:
-                old = Checkpoint(path)
-            except RltopError as error:
-                if path == self.ways.previous:
-                    raise
-                self.notes.append(f"{path} cannot be read ({error.why}): what stems from it is merely different")
+                counts = {name: count for name in sources if (count := not_finite(self.checkpoint.get(name)))}
+            except RltopError:  # numpy is missing
+                return
+            if not counts:
                 continue
-            shapes = {name: old.shape(name) for name in old.names()}
-            was = Expected(parameters(shapes, fused=fused, shard=shard), old.get, like.hash, like.dtype)
-            stale = path != loaded or self._mixed(like, was, held)
-            detail = "holds {label}" if path != loaded else "holds what it was loaded from, {label}"
-            yield Before(str(path), _Lazy(was), get=_getter(old), kind="stale" if stale else "different", detail=detail)
+            bad += counts
+            of = ", ".join(f"{count} of {math.prod(self.checkpoint.shape(name))}" for name, count in counts.items())
+            detail = f"the checkpoint itself holds NaN or infinite values here: {of}"
+            self.findings[at] = replace(one, detail=f"{detail}; {one.detail}" if one.detail else detail)
+        self._say_bad(bad)
+
+    def _say_bad(self, bad: Sequence[str]) -> None:
+        """bad: tensors of the checkpoint that hold NaN."""
+        names = list(dict.fromkeys(bad))
+        self.bad.update(names)
+        if names:
+            text = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+            self.headline.append(f"the checkpoint itself holds NaN or infinite values: {text}")
 
     def _mixed(self, now: Expected, was: Expected, held: Mapping[str, str]) -> bool:
         """Whether it holds some of the checkpoint that is compared, and not just what it was loaded from.
@@ -291,18 +336,26 @@ class _Look:
         both.sort(key=lambda name: sum(len(now.get(source).data) for source in now.recipes[name].sources))
         return any(now.digest(name) == held[name] != was.digest(name) for name in both[:32])
 
-    def _older(self) -> list[Path]:
-        """`--previous`, the published version before this one, and what the engine was loaded from."""
+    def _older(self) -> Iterator[Checkpoint]:
+        """`--previous`, the published version before this one, and what the engine was loaded from last. Open."""
         here = self.checkpoint.directory.resolve()
         paths = [self.ways.previous] if self.ways.previous is not None else []
-        number = here.name.removeprefix("weight_v")
-        if here.name != number and number.isdigit():
-            siblings = sorted(path for path in here.parent.glob("weight_v*") if path.name < here.name)
-            paths += siblings[-1:]
+        if (number := number_of(here)) is not None:
+            paths += [path for its, path in versions_in(here.parent).items() if its < number][-1:]
         loaded = Path(self.model_path)
         if self.model_path and loaded.is_dir() and any(loaded.glob("*.safetensors")):
             paths.append(loaded)
-        return [path for path in dict.fromkeys(paths) if path.resolve() != here]
+        seen = {here}
+        for path in paths:
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            try:
+                yield Checkpoint(path)
+            except RltopError as error:
+                if path == self.ways.previous:
+                    raise
+                self.notes.append(f"{path} cannot be read ({error.why}): what stems from it is merely different")
 
     def _comparable(self, wrong: list[Finding], expected: Expected) -> list[Finding]:
         """Without what only a layout explains that is not modelled: all experts of an engine differ, and nothing else
@@ -334,6 +387,21 @@ class _Look:
         ]
 
     # ------------------------------------------------------------------ values
+
+    def closer(self, version: str) -> None:
+        """What checksums do not tell, as long as the engine holds what they were taken of."""
+        findings, notes, headline = list(self.findings), list(self.notes), list(self.headline)
+        why = ""
+        try:
+            self.values()
+            self.buffers()
+            if (now := self.client.weight_version()) != version:
+                why = f"its weights changed to version {now!r} meanwhile"
+        except EngineUnreachable as error:
+            why = f"it does not answer any more: {error.why}"
+        if why:
+            self.findings, self.notes, self.headline = findings, notes, headline
+            self.notes.append(f"beside the checksums nothing was looked at: {_plain(why)}")
 
     def values(self) -> None:
         """A closer look at what is merely different."""
@@ -374,7 +442,8 @@ class _Look:
         should = self.checkpoint.get(one.name)
         if should.dtype not in FLOATS or not found:
             return one
-        return _judged(one, should, found)
+        judged = _judged(one, should, found)
+        return one if one.name in self.bad and judged.kind != "nan" else judged
 
     def _nan_by_text(self) -> None:
         """An engine that gives no number for a prompt has NaN somewhere: in the tensor that differs, if it is one."""
@@ -398,6 +467,9 @@ class _Look:
         if self.findings:
             return
         reference = self.ways.reference
+        if not self.checkpoint.alone:
+            self.notes.append("rotary tables were not compared: the directory holds other weights beside this file")
+            return
         if reference is None:
             self.notes.append("rotary tables and other buffers were not compared: the weights checker leaves them out")
             return
@@ -408,6 +480,11 @@ class _Look:
         except (EngineRefused, EngineUnreachable, RltopError) as error:
             why = error.why or error.what
             self.notes.append(f"rotary tables and other buffers were not compared: {_plain(why)}")
+            return
+        if not all(map(math.isfinite, should)):
+            names = self.checkpoint.names()
+            self._say_bad([name for name in names if not_finite(self.checkpoint.get(name))])
+            self.notes.append("rotary tables were not compared: the checkpoint's own log-probs are no numbers")
             return
         exact = self.stand_in or self.dtype == "F32"
         if lost := lost_buffer(should, found, limit=EXACT_GAP if exact else ROUNDED_GAP):
@@ -438,6 +515,12 @@ class _Lazy(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._expected.recipes)
+
+
+def _holds_all(was: Expected, held: Mapping[str, str]) -> bool:
+    """Every parameter of the engine is what this checkpoint gives. Stops at the first that is not."""
+    known = held.keys() & was.recipes.keys()
+    return bool(known) and all(was.digest(name) == held[name] for name in sorted(known))
 
 
 def _getter(checkpoint: Checkpoint) -> Callable[[str], Raw]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 import torch
 
+from rltop.engines.calls import Call, Keys
 from rltop.engines.client import (
     AsyncEngineClient,
     EngineClient,
@@ -213,8 +215,55 @@ def test_both_clients_have_the_same_methods() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    # Only the daemon scrapes, and the daemon never blocks.
-    assert public(EngineClient) == public(AsyncEngineClient) - {"scrape"}
+    # Only the daemon scrapes, and the daemon never blocks. Only the trainer hands out tensors where they lie.
+    assert public(EngineClient) - {"update_weights_from_shared"} == public(AsyncEngineClient) - {"scrape"}
+
+
+def test_a_page_for_browsers_is_not_repeated() -> None:
+    page = "<!DOCTYPE html><html><body>" + "nothing here " * 50
+    for status in (404, 200):
+        with pytest.raises(EngineRefused) as refused:
+            _client(Server({"/model_info": [(status, page)]})).model_info()
+        assert "an HTML page" in refused.value.why
+        assert "nothing here" not in str(refused.value)
+
+
+def test_each_route_gets_the_key_that_it_asks_for() -> None:
+    seen: dict[str, str | None] = {}
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen[request.url.path] = request.headers.get("authorization")
+        return httpx.Response(200, json={"model_path": "m"})
+
+    for keys, info, checker in (
+        (Keys(), None, None),
+        (Keys(api="a"), "Bearer a", "Bearer a"),
+        (Keys(admin="b"), None, "Bearer b"),
+        (Keys(api="a", admin="b"), "Bearer a", "Bearer b"),
+    ):
+        client = EngineClient("http://engine", transport=httpx.MockTransport(serve), keys=keys)
+        client.model_info()
+        client.weights_checker("checksum")
+        assert (seen["/model_info"], seen["/weights_checker"]) == (info, checker)
+        assert not {"'a'", "'b'"} & set(repr(keys).replace(",", " ").split())
+
+
+def test_patience_is_asked_for_each_answer_and_told_in_the_reason() -> None:
+    asked: list[str] = []
+
+    @contextmanager
+    def patience(call: Call) -> Iterator[float]:
+        asked.append(call.path)
+        yield 3.0
+
+    def hang(request: httpx.Request) -> httpx.Response:
+        assert request.extensions["timeout"]["read"] == 3.0
+        raise httpx.ReadTimeout("slow")
+
+    client = EngineClient("http://engine", transport=httpx.MockTransport(hang), patience=patience)
+    with pytest.raises(EngineUnreachable, match="no answer within 3 s"):
+        client.model_info()
+    assert asked == ["/model_info"]
 
 
 def test_errors_survive_a_trip_between_processes() -> None:

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rltop.engines.client import EngineClient
-from rltop.engines.raw_tensors import Checkpoint
 from rltop.engines.weight_diff import Comparison, Ways, diff
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.checkpoint import read_config, read_weights
@@ -102,8 +101,7 @@ def cpu_engine(model: Path) -> Iterator[EngineClient]:
 
 
 def compare(client: EngineClient, checkpoint: Path, ways: Ways = Ways()) -> Comparison:  # noqa: B008 - frozen
-    with Checkpoint(checkpoint) as files:
-        return diff(client, files, ways)
+    return diff(client, checkpoint, ways)
 
 
 def fused(engine: FusedEngine, checkpoint: Path, ways: Ways = Ways()) -> Comparison:  # noqa: B008 - frozen
@@ -254,6 +252,21 @@ def test_an_older_published_version_beside_it_is_found_by_itself(tmp_path: Path)
     assert one.parameter == "model.layers.1.self_attn.qkv_proj.weight"
 
 
+def test_what_the_run_was_started_from_is_stale_against_what_it_published(tmp_path: Path) -> None:
+    """No update has come: older than every published version. Against a checkpoint of no run nobody can say."""
+    now, base = weights(1), weights(2)
+    loaded = written(tmp_path / "base", base)
+    engine = FusedEngine(base, hash="cpu", dtype=torch.float32, model_path=str(loaded))
+    found = fused(engine, written(tmp_path / "weight_v000007", now))
+    assert {one.kind for one in found.findings} == {"stale"}
+    assert any(f"the engine holds all of {loaded}" in one for one in found.headline)
+    # A tensor that was left behind by an update is stale against any checkpoint.
+    mixed = now | {"model.norm.weight": base["model.norm.weight"]}
+    engine = FusedEngine(mixed, hash="cpu", dtype=torch.float32, model_path=str(loaded))
+    found = fused(engine, written(tmp_path / "final", now))
+    assert (the_finding(found), found.headline) == (("model.norm.weight", "stale", URL), ())
+
+
 def test_an_engine_that_was_loaded_from_something_else_holds_that(tmp_path: Path) -> None:
     now, other = weights(1), weights(2)
     loaded = written(tmp_path / "loaded", other)
@@ -262,6 +275,56 @@ def test_an_engine_that_was_loaded_from_something_else_holds_that(tmp_path: Path
     assert {one.kind for one in found.findings} == {"different"}
     assert all("holds what it was loaded from" in one.detail for one in found.findings)
     assert len(found.findings) == len(now)
+    assert found.headline == (
+        f"the engine holds all of {loaded}, which it was loaded from last: no tensor by itself is wrong",
+    )
+
+
+def test_nan_in_the_checkpoint_is_the_checkpoint_s(tmp_path: Path) -> None:
+    now = weights()
+    bent = dict(now)
+    _nan(bent, {})
+    name = "model.layers.2.mlp.down_proj.weight"
+    for samples in (False, True):
+        found = fused(FusedEngine(now, samples=samples), written(tmp_path / f"{samples}", bent, torch.bfloat16))
+        (one,) = found.findings
+        assert (one.name, one.kind) == (name, "different")
+        assert "the checkpoint itself holds NaN or infinite values here: 16 of" in one.detail
+        assert found.headline == (f"the checkpoint itself holds NaN or infinite values: {name}",)
+    # In both: the parameters are equal, and no buffer is to blame for log-probs that are no numbers.
+    both = fused(
+        FusedEngine(bent, log_probs=[float("nan")] * 47),
+        written(tmp_path / "both", bent, torch.bfloat16),
+        Ways(reference=lambda *_: [float("nan")] * 47),
+    )
+    assert (both.verdict, both.findings) == ("equal", ())
+    assert both.headline == (f"the checkpoint itself holds NaN or infinite values: {name}",)
+
+
+def test_a_layer_that_only_the_checkpoint_has_is_missing(tmp_path: Path) -> None:
+    now = weights()
+    more = {
+        "model.layers.3.mlp.down_proj.weight": torch.ones(3, 5),
+        "model.layers.3.self_attn.q_proj.weight": torch.ones(7),
+    }
+    found = fused(FusedEngine(now), written(tmp_path / "more", now | more, torch.bfloat16))
+    assert {(one.name, one.kind) for one in found.findings} == {(name, "missing") for name in more}
+    assert all("config.json has 3 layers, this is number 3" in one.detail for one in found.findings)
+
+
+def test_the_only_file_of_a_checkpoint_is_one(tmp_path: Path) -> None:
+    now = weights()
+    checkpoint = written(tmp_path / "model", now, torch.bfloat16)
+    file = checkpoint / "model.safetensors"
+    found = fused(FusedEngine(now), file)
+    assert (found.verdict, found.checkpoint) == ("equal", str(file))
+    with pytest.raises(RltopError, match="neither a directory nor"):
+        fused(FusedEngine(now), checkpoint / "config.json")
+    shutil.copy(file, checkpoint / "other.safetensors")
+    listed = {"weight_map": {"a": "model.safetensors", "b": "other.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(listed))
+    with pytest.raises(RltopError, match="one of the 2 files"):
+        fused(FusedEngine(now), file)
 
 
 # ---------------------------------------------------------------------- values
@@ -318,18 +381,98 @@ def test_quantised_tensors_are_left_out_by_name(tmp_path: Path) -> None:
     assert {"q_proj", "down_proj"} <= {left.split(".")[-2] for left, _ in online.not_compared}
 
 
-def test_weights_that_change_meanwhile_are_not_judged(tmp_path: Path) -> None:
-    engine = FusedEngine(weights())
-    plain = engine._answer
+# ---------------------------------------------------------------------- an engine that is updated meanwhile
 
-    def moving(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        if path == "/weights_checker":
-            engine.version = "8"
-        return plain(path, body)
 
-    engine._answer = moving  # type: ignore[method-assign]
-    with pytest.raises(RltopError, match="changed meanwhile"):
-        fused(engine, written(tmp_path / "model", weights(), torch.bfloat16))
+class Moving(FusedEngine):
+    """An engine that is updated while its checksum is taken: at each of the first `moves` ones."""
+
+    moves = 1
+
+    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        answer = super()._answer(path, body)
+        if body.get("action") == "checksum" and self.moves:
+            self.moves -= 1
+            self.version = str(int(self.version) + 1)
+            self.updated()
+        return answer
+
+    def updated(self) -> None:
+        """What the run does besides."""
+
+
+def test_a_checksum_across_an_update_is_taken_again(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path / "model", weights(), torch.bfloat16)
+    engine = Moving(weights())
+    assert (fused(engine, checkpoint).verdict, engine.version) == ("equal", "8")
+    engine.moves = 1000
+    with pytest.raises(RltopError, match="changed in every try") as error:
+        fused(engine, checkpoint)
+    assert "engine http pause" in error.value.do
+
+
+def test_the_engine_s_version_is_taken_of_a_run_s_published_ones(tmp_path: Path) -> None:
+    """Also where the run has deleted that version by the time the checksum is there, and published another."""
+    root = tmp_path / "weights"
+    now, later = weights(1), weights(2)
+    written(root / "weight_v000007", now, torch.bfloat16)
+    found = fused(FusedEngine(now), tmp_path)
+    assert (found.verdict, found.checkpoint, found.headline) == ("equal", str(root / "weight_v000007"), ())
+
+    class Publishing(Moving):
+        def updated(self) -> None:
+            written(root / "weight_v000008", later, torch.bfloat16)
+            shutil.rmtree(root / "weight_v000007")
+            self.tensors = later
+
+    found = fused(Publishing(now), root)
+    assert (found.verdict, found.weight_version, found.checkpoint_version) == ("equal", "8", 8)
+    with pytest.raises(RltopError, match="version '7', which is not here") as error:
+        fused(FusedEngine(now), root)
+    assert error.value.why == "published versions here: 8"
+
+
+def test_files_that_the_run_deletes_meanwhile_are_compared_all_the_same(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path / "weight_v000007", weights(), torch.bfloat16)
+
+    class Deleting(Moving):
+        def updated(self) -> None:
+            self.version = "7"
+            shutil.rmtree(checkpoint)
+
+    assert fused(Deleting(weights()), checkpoint).verdict == "equal"
+    written(tmp_path / "weight_v000008", weights(), torch.bfloat16)
+    with pytest.raises(RltopError, match="no such directory") as error:
+        fused(FusedEngine(weights()), checkpoint)
+    assert str(tmp_path) in error.value.do
+
+
+def test_another_version_is_said_first(tmp_path: Path) -> None:
+    now, before = weights(1), weights(2)
+    loaded = written(tmp_path / "weights" / "weight_v000010", now)
+    copied = written(tmp_path / "copies" / "weight_v000009", before)
+    engine = FusedEngine(now, hash="cpu", dtype=torch.float32, model_path=str(loaded), version="10")
+    found = fused(engine, copied)
+    assert found.headline[0] == "the engine is at version 10, this is 9"
+    assert found.headline[1].startswith(f"the engine holds all of {loaded}, which it was loaded from last")
+    assert {one.kind for one in found.findings} == {"different"}  # what is younger is not stale
+    assert fused(engine, loaded).headline == ()
+
+
+def test_a_closer_look_across_an_update_is_left_out(tmp_path: Path) -> None:
+    now = weights()
+    held = dict(now)
+    _nan(held, {})
+    checkpoint = written(tmp_path / "model", now, torch.bfloat16)
+
+    class Late(FusedEngine):
+        def _compare(self) -> tuple[int, Any]:
+            self.version = "8"
+            return super()._compare()
+
+    found = fused(Late(held), checkpoint)
+    assert (the_finding(found)[1], found.weight_version) == ("different", "7")
+    assert any("changed to version '8' meanwhile" in note for note in found.notes)
 
 
 def test_a_checkpoint_without_its_index_entries_is_incomplete(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from rltop.cli.weights import _log_probs
 from rltop.engines.client import EngineClient
 from rltop.engines.launch import EngineProcess, launch_engine
-from rltop.engines.raw_tensors import Checkpoint
 from rltop.engines.weight_diff import Comparison, Ways, diff
 from rltop.train.arguments import TrainConfig
 from rltop.train.ports import BASE_VERSION, EngineFacts, EngineReply
@@ -107,8 +106,8 @@ def step(actor: TrainActor) -> None:
 
 
 def compare(sglang: EngineProcess, checkpoint: Path, previous: Path | None = None) -> Comparison:
-    with EngineClient(sglang.url) as client, Checkpoint(checkpoint) as files:
-        return diff(client, files, Ways(previous, reference=_log_probs))
+    with EngineClient(sglang.url) as client:
+        return diff(client, checkpoint, Ways(previous, reference=_log_probs))
 
 
 def named(reply: EngineReply) -> list[tuple[str, str, str]]:
@@ -161,8 +160,7 @@ def test_half_precision_and_a_checkpoint_in_another_type(sglang: EngineProcess, 
     save_file(half, tmp_path / "half" / "model.safetensors")
     with EngineClient(sglang.url) as client:
         client.update_weights_from_disk(tmp_path / "half", "half")
-        with Checkpoint(tmp_path / "half") as files:
-            found = diff(client, files, Ways())
+        found = diff(client, tmp_path / "half", Ways())
     assert (found.verdict, found.dtype) == ("equal", "F32")  # the server was started with --dtype float32
 
 
