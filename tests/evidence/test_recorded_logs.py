@@ -80,7 +80,7 @@ def test_a_real_engine_without_weights_is_named_as_that(tmp_path: Path) -> None:
     assert (swap.status, swap.rollout, swap.engine) == ("fail", 1, "0")
     assert "gave every token the log-prob -6.2383 in all 64 of its samples of rollout 1" in swap.cause
     assert swap.consequence_of == ("engine.resume-order",)
-    assert found["logprob.train-rollout"].consequence_of == ("train.colocate-swap",)
+    assert found["logprob.train-rollout"].consequence_of == ("engine.resume-order", "train.colocate-swap")
 
 
 def test_a_real_late_release_is_named_with_process_and_size(tmp_path: Path) -> None:
