@@ -104,7 +104,7 @@ def _paths(pattern: str) -> list[Path]:
                 do="give the directory of --dump-details, or the path of --save-debug-rollout-data",
             )
         return found
-    found = sorted({Path(one) for one in glob.glob(str(Path(_wild(pattern)).expanduser())) if Path(one).is_file()})
+    found = sorted({Path(one) for one in glob.glob(str(Path(as_glob(pattern)).expanduser())) if Path(one).is_file()})
     if not found:
         raise RltopError(
             "no such dump",
@@ -137,7 +137,7 @@ class _EvalId(int):
         return "eval_" + format(int(self), spec)
 
 
-def _wild(pattern: str) -> str:
+def as_glob(pattern: str) -> str:
     """The glob for a path in which `rollout_id` or `rank` is filled in; any other pattern is one."""
     if not fields_of(pattern) & _FILLED:
         return pattern

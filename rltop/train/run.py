@@ -14,6 +14,7 @@ from rltop.errors import RltopError
 from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig
 from rltop.train.cluster import Cluster, RayOptions, ray_cluster
+from rltop.train.dump_claim import claimed, earlier
 from rltop.train.fleet_link import FleetLink
 from rltop.train.lifetime import Interrupted, Signals, no_child_left
 from rltop.train.loop import History, Loop
@@ -78,6 +79,9 @@ class Run:
             namespace=NAMESPACE if group else None,
         )
         with contextlib.ExitStack() as stack:
+            stack.enter_context(claimed(config, run))
+            for there in earlier(config, self._first()):
+                narrator.log("warn", there)
             cluster = stack.enter_context(ray_cluster(options, self.signals))
             if cluster.exposed:
                 narrator.log("warn", cluster.exposed)
@@ -112,7 +116,7 @@ class Run:
         if not config.trainer_ranks:
             return RolloutLoop(config, rollouts, narrator, self.history)
         # The first weights of the run that is resumed are kept: they may lie there under the other name.
-        resumes = config.load is not None and find_checkpoint(config.load) is not None
+        resumes = self._first() > 0
         return Loop(
             config=config,
             trainer=RayTrainer.place(cluster, config, self.work_dir),
@@ -122,6 +126,11 @@ class Run:
             base_directory=(config.save_dir or self.work_dir).absolute() / ("resumed" if resumes else "initial"),
             history=self.history,
         )
+
+    def _first(self) -> int:
+        """The first rollout to come: 0, or the one after the checkpoint that is resumed."""
+        found = find_checkpoint(self.config.load) if self.config.load is not None else None
+        return 0 if found is None else found.iteration + 1
 
     def _token_file(self) -> str:
         """Where the joined cluster's token can be read: Ray's own file, or one for the token in our environment."""
