@@ -253,10 +253,15 @@ class Bisections:
         self._task = asyncio.get_running_loop().create_task(life, name=f"bisection {record.id}")
 
     async def _life(self, runner: Runner, traffic: Later) -> None:
-        """Its traffic is read in a thread (a crash dump takes seconds), then it runs."""
+        """Its weights are kept and its traffic is read in a thread (a crash dump takes seconds), then it runs."""
+        from rltop.daemon.bisect_weights import keep, let_go
+
+        record, run_dir = runner.record, self._engines.run_dir
+        await asyncio.to_thread(keep, record, run_dir)
         await traffic.load()
         self._publish()
         await runner.run()
+        await asyncio.to_thread(let_go, record, run_dir)
 
     async def _follow(self, bisection_id: str, stage: Stage) -> str:
         """Until it is over; its result in a sentence. Raises RltopError where it failed. Cancelled: it is ended."""

@@ -15,12 +15,11 @@ from typing import Any, Literal
 from rltop.bisect.facts import CrashFacts, Tables, weigh, why_not
 from rltop.daemon.bisect_model import Model, outlook
 from rltop.daemon.bisect_record import Crash, Record
-from rltop.daemon.engines import published
+from rltop.daemon.bisect_weights import weights_of
 from rltop.daemon.state import StateTable
 from rltop.engines.crash_facts import Told, crash_facts, tail_of
 from rltop.engines.ground import ground
 from rltop.engines.launcher import CRASH_DUMP_FOLDER, STAND_INS
-from rltop.engines.requests import Required
 from rltop.engines.toggle_table import CORE_DUMP_FILE
 from rltop.engines.traffic import SYNTHETIC, Traffic, captured, check_dump, in_flight, kept
 from rltop.engines.trials import Subject, Trials
@@ -90,7 +89,7 @@ def plan(
     base = ground(subject, _names(args, "toggles"), cycles=bool(cycle))
     tables = load(priors_path())
     factors, moved = weigh(told.facts, base.toggles, tables)
-    weights, notes = _weights(crash, run_dir, subject)
+    weights, notes = weights_of(crash, run_dir, subject)
     source = traffic_words(args.get("traffic"), run_dir, crash)
     restart = RESTART_S / 60 * scale if subject.kind in STAND_INS else RESTART_MIN
     record = Record(
@@ -347,23 +346,6 @@ def _unfit(one: Subject, like: Subject) -> str:
     if (one.kind, one.model_path) != (like.kind, like.model_path):
         return f"it is another kind of engine ({one.kind}, {one.model_path}) than engine {like.id}"
     return ""
-
-
-def _weights(crash: Crash, run_dir: Path, subject: Subject) -> tuple[Required, list[str]]:
-    """The weights of the crash, not the newest: where they can still be loaded."""
-    version = crash.weight_version
-    if version in ("", "default"):
-        notes = [] if version else ["the crash did not say which weights it had: the trials use the base checkpoint"]
-        return Required(version="default", source="base", path=subject.model_path), notes
-    there = {str(int(path.name.removeprefix("weight_v"))): path for path in published(run_dir)}
-    if version in there:
-        return Required(version=version, source="disk", path=str(there[version])), []
-    if there:
-        nearest = min(there, key=lambda name: (abs(int(name) - int(version)) if version.isdecimal() else 0, name))
-        note = f"the weights of the crash ({version}) are not on disk: the trials use version {nearest}"
-        return Required(version=nearest, source="disk", path=str(there[nearest])), [note]
-    note = f"the weights of the crash ({version}) are not on disk: the trials use the base checkpoint"
-    return Required(version="default", source="base", path=subject.model_path), [note]
 
 
 # ---------------------------------------------------------------------- arguments
