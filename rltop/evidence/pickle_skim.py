@@ -21,6 +21,8 @@ STEP_BYTES = 2 << 20
 MOST_ELEMENTS = 100_000_000
 MOST_PENDING = 2_000_000
 MOST_DEPTH = 100_000
+MOST_NUMBER = (1 << 32) - 1
+"""Of a memo, as its opcode of four bytes has it."""
 _FIXED = rb"(?:G.{8})++|(?:M..)++|(?:J.{4})++|K.|h.|j.{4}|[N\x88\x89)\]}as\x85\x86\x87RbQ\x81\x92\x930\x32\x97\x98]"
 _FIXED += rb"|\x82.|\x83..|\x84.{4}|\x95.{8}|\x80."
 _RUN = re.compile(rb"(?s:(?:" + _FIXED + rb"){0,20000}+)")
@@ -218,7 +220,7 @@ class Skim:
                 if depth == 0:
                     break
             elif (width := _SIZED.get(code)) is not None:
-                at += width + int.from_bytes(data[at : at + width], "little")
+                at = self._behind(at, width)
             elif code == 0x94:
                 self.memoized += 1
             elif code == 0x71:
@@ -268,8 +270,14 @@ class Skim:
         self.memoized = max(self.memoized, number + 1)
 
     def _skip(self, width: int) -> None:
-        size = int.from_bytes(self._data[self.at : self.at + width], "little")
-        self.at += width + size
+        self.at = self._behind(self.at, width)
+
+    def _behind(self, at: int, width: int) -> int:
+        """Where a value ends whose size stands in `width` bytes. Raises IndexError: behind the end."""
+        end = at + width + int.from_bytes(self._data[at : at + width], "little")
+        if end > len(self._data):
+            raise IndexError
+        return end
 
     def _lines(self, count: int) -> None:
         for _ in range(count):
@@ -284,6 +292,9 @@ class Skim:
 
 def _number(text: memoryview) -> int:
     try:
-        return int(bytes(text[:20]))
+        number = int(bytes(text[:20]))
     except ValueError:
         raise Unreadable("the pickle is broken: a memo without a number") from None
+    if not 0 <= number <= MOST_NUMBER:
+        raise Unreadable(f"the pickle is broken: a memo with the number {number}")
+    return number

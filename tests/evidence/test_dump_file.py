@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rltop.errors import RltopError
@@ -294,7 +294,8 @@ def test_samples_of_any_shape_are_found(values: list[Any], protocol: int, twice:
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(st.binary(max_size=40), st.integers(0, 2000), st.integers(1, 6), st.sampled_from([2, 4]))
+@given(st.binary(max_size=40), st.integers(0, 2000), st.integers(1, 6), st.sampled_from([0, 2, 4]))
+@example(b"\0\0", 832, 4, 2)  # a size of eight bytes that reaches behind everything
 def test_no_damage_raises_anything_else(noise: bytes, at: int, width: int, protocol: int) -> None:
     good = bytearray(pickle.dumps({"rollout_id": 1, "samples": made(5)[:4]}, protocol))
     at %= len(good)
