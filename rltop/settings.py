@@ -70,8 +70,17 @@ def settings_path() -> Path | None:
 
 def priors_path() -> Path | None:
     """`bisect-priors.toml` beside the settings, if there is one: what a bisection believes beforehand."""
+    return _beside("bisect-priors.toml")
+
+
+def names_path() -> Path | None:
+    """`metric_names.toml` beside the settings, if there is one: what other trainers call a metric."""
+    return _beside("metric_names.toml")
+
+
+def _beside(name: str) -> Path | None:
     path = settings_path()
-    own = None if path is None else path.with_name("bisect-priors.toml")
+    own = None if path is None else path.with_name(name)
     return own if own is not None and own.is_file() else None
 
 

@@ -23,6 +23,8 @@ from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.collect import collect
 from rltop.evidence.known import table_path, with_table
+from rltop.evidence.metric_names import Names, load
+from rltop.settings import names_path
 
 if TYPE_CHECKING:
     from rltop.daemon.past import Judged
@@ -46,8 +48,9 @@ def check(
     """
     wanted = required(require)
     thresholds = read_thresholds(config) if config is not None else DEFAULTS
+    names = load(names_path())
     told = [found for path in paths if (found := _journal(path)) is not None]
-    obs = replace(_collected(paths, journals=len(told)), known_crashes=with_table(crash_table(config)))
+    obs = replace(_collected(paths, journals=len(told), names=names), known_crashes=with_table(crash_table(config)))
     if told and not obs.injected_faults:
         obs = replace(obs, injected_faults=tuple(dict.fromkeys(fault for one in told for fault in one.injected_faults)))
     report = evaluate(obs, thresholds)
@@ -89,10 +92,10 @@ def _journal(path: Path) -> Judged | None:
     return found
 
 
-def _collected(paths: Sequence[Path], *, journals: int) -> Observations:
+def _collected(paths: Sequence[Path], *, journals: int, names: Names) -> Observations:
     """The evidence in the files. It may be none where every path is a run directory with a journal."""
     try:
-        return collect(paths)
+        return collect(paths, names=names)
     except RltopError as error:
         if journals < len(paths):
             raise

@@ -18,6 +18,7 @@ from rltop.errors import RltopError
 from rltop.evidence import segments
 from rltop.evidence.args import merged
 from rltop.evidence.beside import set_aside
+from rltop.evidence.metric_names import Names, shipped
 from rltop.evidence.readers import READERS
 from rltop.evidence.settings import with_script
 from rltop.evidence.sink import Reader, Sink, Source
@@ -34,15 +35,15 @@ _OF_TRAINER = (
 _STARTS_WITH_LOAD = "ckpt_loaded"
 
 
-def collect(paths: Sequence[Path], *, readers: Sequence[Reader] = READERS) -> Observations:
-    """Everything that lies under `paths`, as the rules see it.
+def collect(paths: Sequence[Path], *, readers: Sequence[Reader] = READERS, names: Names | None = None) -> Observations:
+    """Everything that lies under `paths`, as the rules see it. names: default the table that comes with rltop.
 
     Raises RltopError (exit 2) for a path that is missing or unreadable, and when nothing was recognised or the only
     evidence is broken.
     """
     for path in paths:
         _check(path)
-    sink = Sink()
+    sink = Sink(names=names or shipped())
     found = walk(paths, readers, sink)
     for source, reader in found.work:
         _read(source, reader, sink)

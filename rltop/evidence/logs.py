@@ -18,6 +18,7 @@ from rltop.checks.observe import Args, MetricRow, PhaseEvent, Where
 from rltop.evidence import logtext
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines import RECOGNISERS, Line, Recogniser
+from rltop.evidence.metric_names import Names, shipped
 from rltop.evidence.pieces import GZIP, Splitter, chunks, how_packed, is_binary, unpacked
 from rltop.evidence.prefix import Prefix, is_hybrid, owner_of_actor, owner_of_file, read_prefix
 from rltop.evidence.sink import Reader, Sink, Source
@@ -183,6 +184,7 @@ class LogScan:
     live: the newest lines count at once, those of which there are many too; fewer of these are kept then.
     told: is called with each event as it is found (the lines of a traceback when it is over).
     keep: first and newest events of one kind that are kept.
+    names: what metrics of other frameworks are here; default the table that comes with rltop.
     """
 
     def __init__(
@@ -193,6 +195,7 @@ class LogScan:
         live: bool = False,
         told: Callable[[LogEvent], None] | None = None,
         keep: tuple[int, int] = EVENTS,
+        names: Names | None = None,
     ) -> None:
         self._name = name
         self._live = live
@@ -213,7 +216,7 @@ class LogScan:
         self._masked_by: tuple[object, ...] = ()
         self._first_time: float | None = None
         self._last_time: float | None = None
-        self._rollouts = logtext.RolloutContext()
+        self._rollouts = logtext.RolloutContext(names=(names or shipped()).of())
         self._lines = 0
         self.taken = Taken()
 
@@ -613,7 +616,7 @@ class LogScan:
 
 def read(source: Source, sink: Sink) -> None:
     """Reads a log file, also one that is packed with gzip."""
-    scan = LogScan(source.name)
+    scan = LogScan(source.name, names=sink.names)
     splitter = Splitter()
     try:
         with source.path.open("rb") as file:

@@ -14,6 +14,7 @@ from rltop.evidence import args as arguments
 from rltop.evidence import literal
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.lines.line import Line
+from rltop.evidence.metric_names import View, shipped
 from rltop.evidence.metrics import rows_of
 from rltop.evidence.printed import split
 
@@ -80,6 +81,7 @@ class RolloutContext:
     """Dicts without any step so far, by process: they are counted."""
     _whole: bool = True
     """Every rollout printed its line so far: counting steps after it is safe."""
+    names: View = field(default_factory=lambda: shipped().of())
 
     def place(self, found: Metrics, line: Line) -> list[MetricRow]:
         """Rows of a dict, with the rollout that they belong to where the log tells."""
@@ -94,7 +96,11 @@ class RolloutContext:
         if found.label == "" and id_ is None and not any(name.endswith("step") for name in found.fields):
             id_ = self._alone[stream] = self._alone.get(stream, -1) + 1
         rollout_id = id_ if axis == "rollout" else None
-        rows = list(rows_of(found.fields, where, axis=axis, step=id_, rollout_id=rollout_id, rank=None, time=line.time))
+        rows = list(
+            rows_of(
+                *(found.fields, where), axis=axis, step=id_, rollout_id=rollout_id, time=line.time, names=self.names
+            )
+        )
         if found.label != "step":
             return rows
         known = self._rollout.get(stream)

@@ -2,7 +2,7 @@
 slime's names.
 
 One map may hold both what a rollout measured and what an optimizer step did; it becomes one row of each axis. Names of
-other frameworks keep their own name and get slime's beside it, where both measure the same.
+other frameworks keep their own name and get slime's beside it, where both measure the same (`metric_names`).
 """
 
 from __future__ import annotations
@@ -16,57 +16,9 @@ from rltop.checks.found import Row
 from rltop.checks.observe import Args, Axis, MetricRow, SyncEvent, Where
 from rltop.evidence import jsonl
 from rltop.evidence.bounded import FirstAndNewest
+from rltop.evidence.metric_names import View, shipped
 from rltop.evidence.sink import Reader, Sink, Source
 
-_ALIASES: Mapping[str, str] = {
-    # verl
-    "actor/grad_norm": "train/grad_norm",
-    "actor/loss": "train/loss",
-    "actor/pg_loss": "train/pg_loss",
-    "actor/kl_loss": "train/kl_loss",
-    "actor/ppo_kl": "train/ppo_kl",
-    "actor/pg_clipfrac": "train/pg_clipfrac",
-    "actor/entropy": "train/entropy_loss",
-    "actor/entropy_loss": "train/entropy_loss",
-    "actor/lr": "train/lr-pg_0",
-    "critic/score/mean": "rollout/raw_reward",
-    "response_length/mean": "rollout/response_len/mean",
-    "response_length/max": "rollout/response_len/max",
-    "response_length/min": "rollout/response_len/min",
-    "response_length/clip_ratio": "rollout/truncated_ratio",
-    "training/rollout_probs_diff_mean": "train/rollout_probs_diff_mean",
-    # TRL
-    "completions/clipped_ratio": "rollout/truncated_ratio",
-    "completions/mean_length": "rollout/response_len/mean",
-    "completions/max_length": "rollout/response_len/max",
-    "completions/min_length": "rollout/response_len/min",
-    "grad_norm": "train/grad_norm",
-    "loss": "train/loss",
-    "kl": "train/kl",
-    "reward": "rollout/raw_reward",
-    "learning_rate": "train/lr-pg_0",
-    # Megatron's iteration line
-    "lm loss": "train/loss",
-    "grad norm": "train/grad_norm",
-    "loss scale": "train/loss_scale",
-    "learning rate": "train/lr-pg_0",
-    "number of skipped iterations": "train/skipped_iterations",
-    "number of nan iterations": "train/nan_iterations",
-}
-_ROLLOUT_PREFIXES = (
-    "rollout/",
-    "perf/",
-    "eval/",
-    "multi_turn/",
-    "passrate/",
-    "completions/",
-    "response_length/",
-    "prompt_length/",
-    "critic/score",
-    "critic/rewards",
-    "critic/advantages",
-    "critic/returns",
-)
 _IDS = frozenset(
     {
         "rollout_id",
@@ -133,19 +85,26 @@ def rows_of(
     rollout_id: int | None = None,
     rank: int | None = None,
     time: float | None = None,
+    names: View | None = None,
 ) -> Iterator[MetricRow]:
-    """Rows of one map: none, one, or one per axis. axis, step, rollout_id: what the line says beside the map."""
+    """Rows of one map: none, one, or one per axis. axis, step, rollout_id: what the line says beside the map.
+
+    names: what names of other frameworks are here; default the table that comes with rltop, of whatever framework.
+    """
+    names = names or shipped().of()
+    told = axis or side_of(fields)
     parts: dict[Axis, dict[str, float]] = {"rollout": {}, "train": {}}
     for name, raw in list(fields.items())[:MOST_NAMES]:
         value = number(raw)
         if value is None or name in _IDS:
             continue
         name = sys.intern(name)  # rows of one run share their names
-        alias = _ALIASES.get(name, name)
-        side = _side(alias, axis)
-        parts[side][alias] = value
-        if alias != name:
-            parts[side].setdefault(name, value)
+        if (rename := names.find(name, told)) is not None:
+            if rename.ours not in fields:  # what was reported under our name counts
+                parts[rename.clock][sys.intern(rename.ours)] = value * rename.scale
+            parts[rename.clock].setdefault(name, value)
+        else:
+            parts[names.axis(name) or axis or "train"][name] = value
     given = _first(fields, "train/step", "training/global_step", "global_step", "step")
     rollout = _first(fields, "rollout/step", "rollout_id", "eval/step")
     rollout = rollout_id if rollout is None else rollout
@@ -163,12 +122,11 @@ def rows_of(
         yield MetricRow("train", key, parts["train"], rollout_step, inside, rank=rank, time=time, where=where)
 
 
-def _side(name: str, axis: Axis | None) -> Axis:
-    if name.startswith(("train/", "actor/")):
-        return "train"
-    if name.startswith(_ROLLOUT_PREFIXES):
-        return "rollout"
-    return axis or "train"
+def side_of(fields: Mapping[str, Any]) -> Axis | None:
+    """Which axis the ids in a map speak of; None when of both, or of neither."""
+    train = any(name in fields for name in ("train/step", "step_in_rollout"))
+    rollout = any(name in fields for name in ("rollout/step", "eval/step", "rollout_id"))
+    return None if train == rollout else "train" if train else "rollout"
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> int | None:
@@ -234,7 +192,7 @@ class _File:
         self._cap(where, fields)
         run = fields.get("run")
         segment = self._run_ids.setdefault(str(run), len(self._run_ids)) if run is not None else 0
-        for row in rows_of(fields, where):
+        for row in rows_of(fields, where, names=self._sink.names.of()):
             rollout = row.rollout_id if row.axis == "rollout" else None
             if rollout is not None:
                 self._last_rollout = rollout

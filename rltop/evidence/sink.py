@@ -34,6 +34,7 @@ from rltop.checks.observe import (
     TextLine,
     Where,
 )
+from rltop.evidence.metric_names import Names, shipped
 
 Kind = Literal[
     "args",
@@ -87,6 +88,8 @@ class Sink:
     problems: list[Problem] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     """Sources that were recognised and of which something could be used."""
+    names: Names = field(default_factory=shipped)
+    """What metrics of other frameworks are here."""
 
     def problem(self, source: Source, kind: str, why: str, *, line: int | None = None, whole: bool = False) -> None:
         """A piece of `source` could not be read; `whole`: nothing of it can be used."""

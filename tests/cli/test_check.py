@@ -246,3 +246,21 @@ def test_a_journal_that_cannot_be_read_is_told(healthy: Path, capsys: pytest.Cap
     (healthy / "journal.sqlite").write_bytes(b"no database, but long enough to be looked at" * 100)
     assert main(["check", str(healthy)]) == 0
     assert "journal.sqlite is left out: cannot read the journal" in capsys.readouterr().err
+
+
+def test_names_of_an_own_table_are_read_and_a_broken_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLTOP_CONFIG", str(tmp_path / "rltop.toml"))
+    (tmp_path / "rltop.toml").write_text("", encoding="utf-8")
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = "".join(f'{{"step": {step}, "my/gn": {value}}}\n' for step, value in enumerate(("0.1", "0.2", "NaN", "NaN")))
+    (run / "metrics.jsonl").write_text(rows, encoding="utf-8")
+    own = tmp_path / "metric_names.toml"
+    own.write_text('[[map]]\n[map.names]\n"my/gn" = "train/grad_norm"\n', encoding="utf-8")
+    assert main(["check", str(run), "--json"]) == 1
+    assert '"train.nan"' in capsys.readouterr().out
+    own.write_text('[[map]]\n[map.names]\n"my/gn" = 3\n', encoding="utf-8")
+    assert main(["check", str(run), "--json"]) == 2
+    assert f"{own}:3" in capsys.readouterr().err
