@@ -152,6 +152,18 @@ class Reporter:
             elapsed = time.monotonic() - began
             self._send("phase", {"name": name, "edge": "leave", "rollout_id": rollout_id, "elapsed_s": elapsed})
 
+    def phase_edge(
+        self,
+        name: str,
+        edge: Literal["enter", "leave"],
+        *,
+        rollout_id: int | None = None,
+        elapsed_s: float | None = None,
+    ) -> None:
+        """One edge of a phase, for hooks that see the two apart. `leave` should say how long it took."""
+        payload: dict[str, Any] = {"name": name, "edge": edge, "rollout_id": rollout_id}
+        self._send("phase", payload if elapsed_s is None else {**payload, "elapsed_s": elapsed_s})
+
     def weights(self, *, version: str, rollout_id: int | None, **facts: Any) -> None:
         """One weight sync ended: `ok`, `transport`, `engines`, `digest`, `elapsed_s`."""
         self._send("weights", {"version": str(version), "rollout_id": rollout_id, **facts})
@@ -167,6 +179,15 @@ class Reporter:
     def bye(self, reason: Literal["done", "failed", "interrupted"], text: str = "") -> None:
         """This source ends. Call `close` after it."""
         self._send("bye", {"reason": reason, "text": text})
+
+    def count_dropped(self, count: int) -> None:
+        """Records that never came here because a queue before this one was full: the next record tells them too."""
+        self.dropped += count
+        if not self._closed:
+            pid = os.getpid()
+            link = self._links.get(pid) or self._new_link(pid)
+            with link.lock:
+                link.dropped += count
 
     # ---------------------------------------------------------------- life
 
