@@ -76,6 +76,7 @@ CATALOGUE: tuple[Entry, ...] = (
     _entry("cluster.placement", "Ray can place the job", "piwf", "F2 B33 B34 B36", "cluster.stall"),
     _entry("cluster.gpu-mapping", "engines run on the GPUs they were given", "pf", "B35", "engine.oom train.oom"),
     _entry("cluster.stall", "one side stopped moving", "pwf", "F10 B62"),
+    _entry("cluster.restarts", "the framework restarted itself", "pwf", "RW"),
     _entry(
         "ckpt.loaded",
         "Megatron confirmed the load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -117,6 +118,25 @@ def may_skip_bad_steps(obs: Observations) -> bool:
 def of_verl(obs: Observations, where: Where | None = None) -> bool:
     """The run is verl's: by its arguments, or by the names on this line of its log."""
     return obs.args.framework == "verl" or (where is not None and "actor/" in where.text)
+
+
+def relax_bridge(obs: Observations) -> bool:
+    """Relax with Megatron-Bridge, which loads Hugging Face weights itself: its way unless the mode is `raw`."""
+    return obs.args.framework == "relax" and obs.args.text("megatron_to_hf_mode") in ("", "bridge")
+
+
+def relax_gpus(args: Args) -> Mapping[str, int]:
+    """GPUs of each role by Relax's `--resource '{"actor": [1, 8], …}'`; empty without it."""
+    try:
+        given = json.loads(args.text("resource") or "{}")
+    except ValueError:
+        return {}
+    roles = given.items() if isinstance(given, dict) else ()
+    return {
+        str(role): share[1]
+        for role, share in roles
+        if isinstance(share, list) and len(share) == 2 and isinstance(share[1], int) and not isinstance(share[1], bool)
+    }
 
 
 def vocabulary(obs: Observations) -> int | None:

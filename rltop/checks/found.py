@@ -25,6 +25,9 @@ LOG_KINDS: Mapping[str, str] = {
     "update_summary": "what one weight sync was made of: tensors, buckets",
     "weights_check": "answer of the weights checker, or of --check-weight-update-equal: ok, message",
     "ckpt_loaded": "the trainer confirms a load: directory, iteration (Megatron) or hf (true)",
+    "ckpt_fallback": "--load holds no checkpoint, another one is taken: asked, instead (the flag that is taken)",
+    "service": "a framework's service: what (unhealthy, stale, restart, global, failed, fatal, ...), role, why, count",
+    "scale": "the fleet of engines grows or shrinks: what (out, in, removed, evicted), why, count, engine_id",
     "placement_create": "a placement group is asked for: gpus, bundles",
     "placement_wait": "a placement group waits: gpus, elapsed_s, registered, available",
     "placement_bundle": "where a bundle lies: index, node, gpu",
@@ -242,6 +245,8 @@ class Dump:
     samples: int = 0
     indices: tuple[int, ...] = ()
     """`index` of a rollout dump's samples, `sample_index` of a train dump's, in file order."""
+    keys: tuple[int, ...] = ()
+    """A hash of each sample's tokens where these must join the dumps: Relax's train dumps have no other key."""
     shards: Mapping[str, object] = field(default_factory=dict)
     """v2: what `dp_shards` says (how many there should be, which are here)."""
     field_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -5,6 +5,8 @@ Pure. The rules are slime's (`arguments.py` and its checkpoint loading): the tra
 without optimizer, from rollout 0; a resume starts at the loaded iteration + 1; the place in the dataset is read from
 `<load>/rollout/global_dataset_state_dict_<iteration>.pt`, and without that file the dataset starts over.
 
+Relax with Megatron-Bridge (its way unless `--megatron-to-hf-mode raw`) falls back to `--hf-checkpoint` instead.
+
 rltop's own trainer differs in three things (`OwnTrainer`): it has a model without any checkpoint, keeps its reference
 model beside its checkpoints, and draws its prompts from the seed and the rollout id, so there is no dataset file.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from rltop.checks.facts import relax_bridge
 from rltop.checks.found import HfCheckpoint, MegatronCheckpoint
 from rltop.checks.observe import Observations
 
@@ -68,7 +71,8 @@ def _start(obs: Observations, own: OwnTrainer | None) -> tuple[tuple[Step, ...],
         what = (
             "is one iteration's directory" if megatron.is_iteration else f"holds {_names(megatron)} but no tracker file"
         )
-        back = args.text("ref_load") or "--ref-load, which is not given"
+        flag = _fallback(obs)
+        back = args.text(flag) or f"{_flag(flag)}, which is not given"
         text = (
             f"--load {load} {what} (latest_checkpointed_iteration.txt): this silently falls back to {back}, "
             "without optimizer, from rollout 0"
@@ -80,7 +84,7 @@ def _start(obs: Observations, own: OwnTrainer | None) -> tuple[tuple[Step, ...],
     if state in ("empty", "absent"):
         return (_fresh(obs, own, f"--load {load} is {state}"),), 0
     if state == "there":
-        back = args.text("ref_load") or "--ref-load"
+        back = args.text(_fallback(obs)) or _flag(_fallback(obs))
         text = f"--load {load} is no checkpoint of any kind: this silently falls back to {back}"
         return (Step("start", text, warn=True),), 0
     return (Step("start", f"--load {load} was not looked at: it cannot be said where this starts", warn=True),), None
@@ -90,15 +94,25 @@ def _fresh(obs: Observations, own: OwnTrainer | None, why: str) -> Step:
     if own is not None:
         weights = obs.args.text("hf_checkpoint") or "a tiny model of its own"
         return Step("start", f"{why}: starts at rollout 0 from {weights}")
-    source = obs.args.text("ref_load")
+    flag = _fallback(obs) if obs.args.text("load") else "ref_load"
+    source = obs.args.text(flag) or (obs.args.text("hf_checkpoint") if relax_bridge(obs) else "")
     if not source:
         return Step(
             "start",
-            f"{why} and --ref-load is not given: the trainer has no weights to start from",
+            f"{why} and {_flag(flag)} is not given: the trainer has no weights to start from",
             warn=True,
             fatal=True,
         )
     return Step("start", f"{why}: starts at rollout 0 from {source}, weights only")
+
+
+def _fallback(obs: Observations) -> str:
+    """The flag whose checkpoint is taken where `--load` holds none."""
+    return "hf_checkpoint" if relax_bridge(obs) else "ref_load"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _resume(

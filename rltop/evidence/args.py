@@ -52,7 +52,7 @@ class ArgsBuilder:
 def _framework(flags: Mapping[str, object], words: Iterable[str]) -> str:
     if any("." in name for name in flags):
         return "verl"
-    text = " ".join(words).lower()
+    text = " ".join([*words, str(flags.get("m", ""))]).lower()  # `python -m relax.entrypoints.train`
     return next((name for name in _FRAMEWORKS if re.search(rf"\b{name}\b|\b{name}[._/]", text)), "")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import Args, MetricRow, Mode, Observations, RunStart
+from rltop.checks.rules.ckpt_load import same_path
 from rltop.checks.rules.input_parse import LINK, kind_in_words
 from rltop.checks.series import steps_per_rollout
 from rltop.errors import RltopError
@@ -229,10 +230,17 @@ def _starts(obs: Observations) -> tuple[RunStart, ...]:
         first = min(ids, default=None)
         loads = [event for event in obs.events if event.kind == _STARTS_WITH_LOAD and event.segment == segment]
         numbers = [value for event in loads if isinstance(value := event.data.get("iteration"), int)]
+        numbers += [0 for event in loads if event.data.get("hf") and _of_reference(obs, event)]
         if first is None or not numbers:
             continue
         found.append(RunStart(segment, first, first == 0 and max(numbers) == 0))
     return tuple(found)
+
+
+def _of_reference(obs: Observations, event: LogEvent) -> bool:
+    """Weights from Hugging Face begin at iteration 0; they are the reference's too if both come from one directory."""
+    loaded, reference = str(event.data.get("directory") or ""), obs.args.text("ref_load")
+    return bool(loaded) and (not reference or same_path(loaded, reference))
 
 
 def _vocabulary(sink: Sink, args: Args) -> int | None:

@@ -47,6 +47,7 @@ def _read(source: Source, sink: Sink, saved: Mapped) -> None:
     sizes: Counter[str] = Counter()
     have: Counter[str] = Counter()
     indices: list[int] = []
+    keys: list[int] = []
     rollout_id = _of_head(entries, "rollout_id")
     if not samples.is_id(rollout_id):
         rollout_id = samples.rollout_of_name(source) if kind != "state" else None
@@ -58,7 +59,10 @@ def _read(source: Source, sink: Sink, saved: Mapped) -> None:
             sizes[str(key)] += size + tensor_bytes(entry.items[key])
             have[str(key)] += entry.items[key] is not None
         index = entry.get("index" if kind == "rollout" else "sample_index")
-        if samples.is_id(index):
+        by_tokens = "decoded_tokens" in entry.items  # Relax writes it, and counts the samples of each rank from 0
+        if by_tokens:
+            keys.append(hash(tuple(plain(entry.get("tokens"), saved) or ())))
+        if samples.is_id(index) and not (by_tokens and kind.startswith("train")):
             indices.append(index)
         where = Where(source.name, None, f"samples[{at}] of {source.path.name}")
         if kind == "rollout" and not is_eval:
@@ -80,6 +84,7 @@ def _read(source: Source, sink: Sink, saved: Mapped) -> None:
             is_eval=is_eval,
             samples=count or len(indices),
             indices=tuple(indices),
+            keys=tuple(keys),
             shards=_shards(value) if kind == "train-v2" else {},
             field_bytes=dict(sizes),
             fields=dict(have),

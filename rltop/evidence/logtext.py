@@ -13,6 +13,7 @@ from rltop.checks.samples import make_sample
 from rltop.evidence import args as arguments
 from rltop.evidence import literal
 from rltop.evidence.bounded import FirstAndNewest
+from rltop.evidence.lines import relax
 from rltop.evidence.lines.line import Line
 from rltop.evidence.metric_names import View, shipped
 from rltop.evidence.metrics import rows_of
@@ -129,7 +130,11 @@ _TIMER = re.compile(
 
 
 def phase_of(line: Line) -> PhaseEvent | None:
-    """`Timer actor_train start` and `... end (elapsed: 34.2s)`."""
+    """`Timer actor_train start` and `... end (elapsed: 34.2s)`; Relax's lines of a rollout's begin and end."""
+    where = Where(line.source, line.number, line.raw.strip()[:400])
+    if told := relax.ROLLOUT.search(line.text):
+        at = int(told["begun"] or told["ended"])
+        return PhaseEvent("rollout", "enter" if told["start"] else "leave", at, time=line.time, where=where)
     found = _TIMER.search(line.text)
     if found is None:
         return None
@@ -137,7 +142,6 @@ def phase_of(line: Line) -> PhaseEvent | None:
         elapsed = float(found["elapsed"]) if found["elapsed"] else None
     except ValueError:
         elapsed = None
-    where = Where(line.source, line.number, line.raw.strip()[:400])
     edge: Literal["enter", "leave"] = "enter" if found["edge"] == "start" else "leave"
     return PhaseEvent(found["name"], edge, None, elapsed, time=line.time, where=where)
 
@@ -205,7 +209,7 @@ def _sample(printed: _Printed, index: int) -> Sample:
     parts = split(_text(body))
     fields: dict[str, object] = {"response": parts.response, "prompt": parts.prompt, "index": index}
     if end:
-        reward = _number(end["reward"] or "")
+        reward = _reward(end["reward"] or "")
         fields |= {"label": end["label"].strip(), "reward": reward}
     sample = make_sample(fields, rollout_id=printed.rollout_id, where=printed.where)
     if parts.last == parts.response:
@@ -215,6 +219,15 @@ def _sample(printed: _Printed, index: int) -> Sample:
     final = make_sample(fields | {"response": parts.last}, rollout_id=None)
     garbage = final.text.families or (final.text.counted_chars >= 20 and final.text.top_char_share >= 0.9)
     return replace(sample, text=final.text, excerpt=final.excerpt) if garbage else sample
+
+
+def _reward(text: str) -> float | None:
+    """A number, or the `score` of several values, as Relax's rewards give them."""
+    if not text.startswith("{"):
+        return _number(text)
+    fields = literal.parse_map(text) or {}
+    score = fields.get("score")
+    return float(score) if isinstance(score, int | float) else None
 
 
 def _text(body: str) -> str:

@@ -45,7 +45,11 @@ _OWNERS: tuple[tuple[re.Pattern[str], Owner], ...] = (
     (re.compile(r"router|gateway", re.I), "router"),
     (re.compile(r"sglang|engine|vllm|LLMRayActor|scheduler|tokenizer|http ?server", re.I), "engine"),
     (
-        re.compile(r"train|critic|megatron|fsdp|WorkerDict|Actor(?:Rollout|Model)|ReferenceModel|learner|policy", re.I),
+        re.compile(
+            r"train|critic|megatron|fsdp|ServeReplica:(?:actor|actor_fwd|reference|sft):|WorkerDict|"
+            r"Actor(?:Rollout|Model)|ReferenceModel|learner|policy",
+            re.I,
+        ),
         "trainer",
     ),
     (re.compile(r"rollout|agent|generator|env", re.I), "rollout"),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rltop.checks.events import of_kind
+from rltop.checks.facts import relax_gpus
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import Args, Observations
 from rltop.checks.phrase import missing, of_event, of_flags
@@ -167,13 +168,14 @@ def _divisors_near(number: int, wanted: int, unit: int) -> tuple[int, ...]:
 
 def _ranks(args: Args) -> int:
     """Data-parallel ranks of the trainer, which share a batch evenly; 1 where the arguments do not say."""
-    gpus = _whole(args, "actor_num_gpus_per_node")
+    nodes = _whole(args, "actor_num_nodes") or 1
+    gpus = relax_gpus(args).get("actor", 0) or (_whole(args, "actor_num_gpus_per_node") or 0) * nodes
     if not gpus:
         return 1
     split = 1
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         split *= _whole(args, name) or 1
-    return max(1, gpus * (_whole(args, "actor_num_nodes") or 1) // max(1, split))
+    return max(1, gpus // max(1, split))
 
 
 def _verl(args: Args) -> tuple[dict[str, object], list[_Finding]]:

@@ -83,6 +83,12 @@ def _paths(args: Args) -> list[Verdict]:
             )
             cause = f"{_flag(name)} {path} lacks {{rollout_id}}: {effect}."
             found.append(_verdict(args, "warn", cause, name, advice=(f"{_flag(name)} {better}",)))
+        elif name == "save_debug_train_data" and args.framework == "relax" and "rank" not in fields:
+            cause = (
+                f"{_flag(name)} {path} lacks {{rank}}: in Relax every trainer rank writes this file, over the others'."
+            )
+            better = path.replace("{rollout_id", "{rank}_{rollout_id", 1)
+            found.append(_verdict(args, "warn", cause, name, advice=(f"{_flag(name)} {better}",)))
     return found
 
 
@@ -108,9 +114,10 @@ def _meanings(args: Args) -> list[Verdict]:
         found.append(_verdict(args, "info", cause, "debug_rollout_only", "colocate", "rollout_num_gpus"))
     if args.on("dump_details"):
         folder = args.text("dump_details").rstrip("/")
+        train = "{rollout_id}_{rank}.pt" if args.framework == "relax" else "{rollout_id}.pt"
         cause = (
             f"--dump-details sets the dumps to {folder}/rollout_data/{{rollout_id}}.pt (evaluations with the prefix "
-            f"eval_) and {folder}/train_data/{{rollout_id}}.pt, whatever --save-debug-* say."
+            f"eval_) and {folder}/train_data/{train}, whatever --save-debug-* say."
         )
         found.append(_verdict(args, "info", cause, "dump_details", *_SAVES))
     if args.given("load_debug_rollout_data_subsample"):

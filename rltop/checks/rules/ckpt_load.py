@@ -1,7 +1,7 @@
 """`ckpt.loaded` and `ckpt.resume`: which checkpoint did the trainer load, and where does it go on?
 
 slime falls back from `--load` to `--ref-load` without an error when `--load` has no tracker file and is no Hugging Face
-directory: the optimizer is not loaded and the run starts at rollout 0.
+directory: the optimizer is not loaded and the run starts at rollout 0. Relax takes `--hf-checkpoint`, and logs it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def check_loaded(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if obs.mode == "rollout-only":
         return [Verdict(LOADED, "skip", cause=NO_TRAINER)]
     events = [event for event in obs.events if event.kind == "ckpt_loaded"]
+    if missed := next((event for event in obs.events if event.kind == "ckpt_fallback"), None):
+        return [_fell_back(obs, missed, events)]
     if events:
         return [_confirmed(obs, events)]
     if obs.args.framework not in _FRAMEWORKS:
@@ -95,6 +97,34 @@ def _confirmed(obs: Observations, events: list[LogEvent]) -> Verdict:
         cause=f"The trainer loaded {directory}, and --load is {load}.",
         advice=(f"--load: check {load} and its {TRACKER}", "--ref-load", "--ckpt-step"),
         confidence="medium",
+    )
+
+
+def _fell_back(obs: Observations, event: LogEvent, loaded: list[LogEvent]) -> Verdict:
+    """The framework says that it took another checkpoint than `--load`. Where that is the directory of the saves, the
+    run is new and nothing is lost."""
+    asked, instead = str(event.data.get("asked") or ""), str(event.data.get("instead") or "")
+    saves = [text] if (text := obs.args.text("save")) else []
+    saves += [str(one.data.get("directory") or "") for one in obs.events if one.kind == "ckpt_saved"]
+    fresh = any(same_path(asked, path) for path in saves) if saves else (_first_rollout(obs) or 0) == 0
+    took = next((_directory(one) for one in loaded if _directory(one)), "") or obs.args.text(instead)
+    flag = "--" + instead.replace("_", "-")
+    taken = f"{flag} {took}" if took else flag
+    value = {"expected": asked or None, "loaded": took or None, "iteration": 0}
+    evidence = (of_event(event), *(of_event(one) for one in loaded[:1]), *of_flags(obs.args, "load", "save"))
+    if fresh:
+        cause = f"A fresh start from {taken}: --load {asked} holds no checkpoint yet."
+        return Verdict(LOADED, "pass", value=value, evidence=evidence, cause=cause, confidence="medium")
+    return Verdict(
+        LOADED,
+        "warn",
+        value=value,
+        threshold={"loaded": asked},
+        evidence=evidence,
+        cause=f"--load {asked} holds no checkpoint, so the trainer took {taken} instead, at iteration 0 and without "
+        "an optimizer, and went on.",
+        advice=(f"--load: check {asked} (it has {TRACKER}, or config.json)", "--load with the directory of --save"),
+        confidence="high" if saves else "medium",
     )
 
 

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rltop.checks.facts import relax_gpus
 from rltop.checks.found import Document, LogEvent, RaySnapshot
-from rltop.checks.observe import Observations
+from rltop.checks.observe import Args, Observations
 from rltop.checks.phrase import missing, num, of_event, of_flags, span
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Confidence, Evidence, Verdict
@@ -47,6 +48,8 @@ def needed(obs: Observations) -> Need | None:
     asked = next((e.data.get("gpus") for e in obs.events if e.kind in ("placement_create", "placement_wait")), None)
     said = int(asked) if isinstance(asked, int | float) else None
     colocate = args.on("colocate")
+    if roles := relax_gpus(args):
+        return _relax(args, roles) or _said(said)
     if actor is not None and (args.on("debug_train_only") or args.given("load_debug_rollout_data")):
         return Need(actor, "train-only", actor)
     if args.on("debug_rollout_only"):
@@ -59,6 +62,23 @@ def needed(obs: Observations) -> Need | None:
     if actor is not None and rollout is not None:
         return Need(actor + int(rollout), "decoupled", actor, int(rollout))
     return _said(said)
+
+
+def _relax(args: Args, roles: Mapping[str, int]) -> Need | None:
+    """Relax gives every role of `--resource` its own placement group, but actor, rollout and GenRM share one in a
+    colocated run. None for its debug modes, which start fewer roles."""
+    if any(args.on(name) for name in ("debug_rollout_only", "debug_train_only")) or args.given(
+        "load_debug_rollout_data"
+    ):
+        return None
+    actor, rollout = roles.get("actor", 0), roles.get("rollout", 0)
+    if args.on("colocate") and not args.on("hybrid") and actor and rollout:
+        shared = {name for name in ("actor", "rollout", "genrm") if name in roles}
+        if args.text("advantage_estimator") == "ppo" and roles.get("critic") == actor:
+            shared.add("critic")
+        apart = sum(gpus for name, gpus in roles.items() if name not in shared)
+        return Need(max(roles[name] for name in shared) + apart, "colocate", actor, rollout)
+    return Need(sum(roles.values()), "decoupled", actor, rollout)
 
 
 def _demanded(last: RaySnapshot | None) -> Need | None:

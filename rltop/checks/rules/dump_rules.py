@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rltop.checks.events import of_kind, who, whole_text
@@ -37,7 +38,7 @@ def check_join(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     made: dict[int, list[Dump]] = {}
     trained: dict[int, list[Dump]] = {}
     for one in obs.dumps:
-        if one.rollout_id is not None and not one.is_eval and one.indices:
+        if one.rollout_id is not None and not one.is_eval and (one.indices or one.keys):
             if one.kind == "rollout":
                 made.setdefault(one.rollout_id, []).append(one)
             elif one.kind.startswith("train"):
@@ -49,11 +50,13 @@ def check_join(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
 
 
 def _join(obs: Observations, rollout: int, made: list[Dump], trained: list[Dump]) -> Verdict:
-    want = [index for one in made for index in one.indices]
-    have = {index for one in trained for index in one.indices}
-    gone = sorted(set(want) - have)
-    extra = sorted(have - set(want))
-    coverage = 1 - len(gone) / len(set(want))
+    want, gone, extra, by = _missing(made, trained)
+    if not want:
+        cause = (
+            "the train dumps are joined by the tokens of each sample, and the rollout dump has none of the same sort"
+        )
+        return Verdict(JOIN, "skip", rollout=rollout, cause=cause)
+    coverage = 1 - len(gone) / len(want)
     kinds = sorted({one.kind for one in trained})
     version = "v2" if kinds == ["train-v2"] else "v1" if kinds == ["train-v1"] else "v1 and v2"
     status: Status = (
@@ -62,13 +65,11 @@ def _join(obs: Observations, rollout: int, made: list[Dump], trained: list[Dump]
     cause = (
         f"The train dump of rollout {rollout} ({version}, {len(trained)} {'file' if len(trained) == 1 else 'files'}) "
     )
-    cause += (
-        f"covers {len(set(want)) - len(gone)} of {len(set(want))} samples of the rollout dump ({percent(coverage)})"
-    )
+    cause += f"covers {len(want) - len(gone)} of {len(want)} samples of the rollout dump ({percent(coverage)})"
     if gone:
         cause += f"; missing: index {', '.join(map(str, gone[:20]))}{' and more' if len(gone) > 20 else ''}"
-    cause += f"; {len(extra)} trained samples are of no rollout" if extra else ""
-    cause += ". Joined by sample_index = index, never by position."
+    cause += f"; {extra} trained samples are of no rollout" if extra else ""
+    cause += f". Joined by {by}, never by position."
     promised = {index for one in trained for index in _promised(one)}
     advice: tuple[str, ...] = ()
     if gone and promised & set(gone):
@@ -81,19 +82,40 @@ def _join(obs: Observations, rollout: int, made: list[Dump], trained: list[Dump]
         rollout=rollout,
         value={
             "coverage": coverage,
-            "joined": len(set(want)) - len(gone),
-            "samples": len(set(want)),
+            "joined": len(want) - len(gone),
+            "samples": len(want),
             "missing": gone[:MOST_LISTED],
             "format": version,
         },
         threshold={"coverage": 1.0},
-        evidence=tuple(
-            Evidence(one.source, None, f"{one.kind}, {one.samples} samples, index {ranges(one.indices)}"[:200])
-            for one in (*made, *trained)[:6]
-        ),
+        evidence=tuple(Evidence(one.source, None, _of_dump(one)) for one in (*made, *trained)[:6]),
         cause=cause,
         advice=advice,
     )
+
+
+def _missing(made: list[Dump], trained: list[Dump]) -> tuple[list[int], list[int], int, str]:
+    """(samples of the rollout, those that no train dump has, how many of the train dumps are of no rollout, what joins
+    them). The samples are named by their index, those of a rollout dump without one by their place."""
+    if not any(one.keys and not one.indices for one in trained):
+        want = sorted({index for one in made for index in one.indices})
+        have = {index for one in trained for index in one.indices}
+        return want, sorted(set(want) - have), len(have - set(want)), "sample_index = index"
+    left = Counter(key for one in trained for key in one.keys)
+    want, gone = [], []
+    for one in made:
+        named = one.indices if len(one.indices) == len(one.keys) else range(len(one.keys))
+        for index, key in zip(named, one.keys, strict=True):
+            want.append(index)
+            if left[key] > 0:
+                left[key] -= 1
+            else:
+                gone.append(index)
+    return want, sorted(gone), sum(left.values()), "the tokens (each rank counts its own samples)"
+
+
+def _of_dump(one: Dump) -> str:
+    return f"{one.kind}, {one.samples} samples" + (f", index {ranges(one.indices)}"[:170] if one.indices else "")
 
 
 def _promised(one: Dump) -> list[int]:

@@ -244,7 +244,7 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     victim = whole(first, "victim")
     name = _name(first) if victim is None or first.pid == victim else f"the engine process {victim}"
     early = not any(word(e, "stage") == "ready" and e.order < first.order for e in of_kind(obs, "engine_stage"))
-    early = early and not of_kind(obs, "prefill", "decode")
+    early = early and not (rollouts or newest is not None or of_kind(obs, "prefill", "decode"))
     cause = f"{name} died{at}{' before it was ready' if early else ''}: {reason}"
     cause += f"; the first request without an answer came {span(gap)} later" if gap is not None else ""
     cause += f"; by then {count(rollouts, 'rollout')} had been made" if rollouts else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rltop.evidence.lines import ends, engine, faults, host, progress, ray, trainer
+from rltop.evidence.lines import ends, engine, faults, host, progress, ray, relax, trainer
 from rltop.evidence.lines.line import Line, Recogniser
 
 RECOGNISERS: tuple[Recogniser, ...] = (
@@ -13,6 +13,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *faults.RECOGNISERS,
     *ends.RECOGNISERS,
     *progress.RECOGNISERS,
+    *relax.RECOGNISERS,
 )
 """All recognisers; a line may match several, and each makes its own event."""
 

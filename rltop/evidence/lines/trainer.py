@@ -39,9 +39,9 @@ def _saved(line: Line) -> Mapping[str, object] | None:
 
 _STARTS = re.compile(
     r"-+ arguments -+|using world size: \d+|initializ(?:ed|ing) (?:torch distributed|tensor model parallel)|"
-    r"> setting (?:random seeds|tensorboard)|building \S+ (?:tokenizer|model)|Ports for engine|Router launched at|"
-    r"Creating placement group|bundle\s+\d+, actual_bundle_index|server_args=|Namespace\(|"
-    r"number of parameters on \(tensor, pipeline\)",
+    r"> setting (?:random seeds|tensorboard)|building \S+ (?:tokenizer|model)|Ports for engine|"
+    r"Router launched (?:locally )?at|Creating placement group|bundle\s+\d+, actual_bundle_index|"
+    r"server_args=|Namespace\(|number of parameters on \(tensor, pipeline\)",
     re.I,
 )
 
