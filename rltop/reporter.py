@@ -1,7 +1,7 @@
 """`Reporter`: how a training program tells the daemon what it does. Never raises, never blocks, never costs a step.
 
-    with Reporter() as reporter:                       # inert unless RLTOP_INGEST is set
-        reporter.run(framework="mine", args=vars(args))
+    with Reporter(framework="verl") as reporter:       # inert unless RLTOP_INGEST is set
+        reporter.run(args=vars(args))
         with reporter.phase("rollout", rollout_id=3):
             ...
         reporter.metrics({"rollout/raw_reward": 0.4}, step=3)
@@ -43,12 +43,20 @@ _VERSION = 1
 class Reporter:
     """Sends records of one source (role and rank) to the daemon of the run.
 
+    framework: whose names the metrics have (`verl`, `trl`, `openrlhf`, `nemo-rl`, …): the daemon shows them under
+    rltop's too (docs/reporter.md). Default: that of the run.
     role: `trainer`, `rollout`, or any short word. rank: 0 for the one whose metrics are the run's.
     run: the run's name, default `RLTOP_RUN`. address: default `RLTOP_INGEST`; without either nothing is ever sent.
     """
 
     def __init__(
-        self, *, role: str = "trainer", rank: int = 0, run: str | None = None, address: str | None = None
+        self,
+        *,
+        framework: str = "",
+        role: str = "trainer",
+        rank: int = 0,
+        run: str | None = None,
+        address: str | None = None,
     ) -> None:
         self.address = address if address is not None else os.environ.get("RLTOP_INGEST", "")
         self.dropped = 0
@@ -58,6 +66,7 @@ class Reporter:
         self.last_error = ""
         self.left_out = 0
         """Values that were no numbers, or one too many for a record, so far."""
+        self._framework = str(framework)
         self._run = run if run is not None else os.environ.get("RLTOP_RUN", "")
         self._role = role
         self._rank = rank
@@ -89,14 +98,15 @@ class Reporter:
 
     def __reduce__(self) -> tuple[object, ...]:
         # A socket cannot cross to another process (multiprocessing, Ray); who reports and where can.
-        return (_rebuild, (type(self), self._role, self._rank, self._run, self.address))
+        return (_rebuild, (type(self), self._role, self._rank, self._run, self.address, self._framework))
 
     # ---------------------------------------------------------------- what to report
 
-    def run(self, *, framework: str, **facts: Any) -> None:
+    def run(self, *, framework: str = "", **facts: Any) -> None:
         """Facts of the run, once at its start: `args`, `mode`, `backend`, `start_rollout_id`, `fresh_start`,
-        `num_rollout`, `vocab_size`, `injected_faults`, `stand_ins` (docs/protocol.md section 2)."""
-        self._send("run", {"framework": framework, **facts})
+        `num_rollout`, `vocab_size`, `injected_faults`, `stand_ins` (docs/protocol.md section 2). framework: default
+        the reporter's."""
+        self._send("run", {"framework": framework or self._framework, **facts})
 
     def metrics(
         self,
@@ -215,6 +225,8 @@ class Reporter:
 
     def _new_link(self, pid: int) -> Link:
         source = {"role": self._role, "rank": self._rank, "host": _host(), "pid": pid}
+        if self._framework:
+            source["framework"] = self._framework
         return self._links.setdefault(pid, Link(self.address, source))  # atomic: two threads get the same one
 
     def _send(self, kind: str, payload: dict[str, Any]) -> None:
@@ -277,8 +289,8 @@ class Reporter:
             self.last_error = type(error).__name__
 
 
-def _rebuild(cls: type[Reporter], role: str, rank: int, run: str, address: str) -> Reporter:
-    return cls(role=role, rank=rank, run=run, address=address)
+def _rebuild(cls: type[Reporter], role: str, rank: int, run: str, address: str, framework: str) -> Reporter:
+    return cls(framework=framework, role=role, rank=rank, run=run, address=address)
 
 
 _MAX_ARRAY = 1_000_000

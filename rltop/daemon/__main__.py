@@ -22,7 +22,8 @@ from rltop.daemon.engines import MakeFleet, make_fleet
 from rltop.daemon.live_checks import LiveChecks
 from rltop.errors import RltopError
 from rltop.evidence.known import table_path, with_table
-from rltop.settings import load_settings
+from rltop.evidence.metric_names import load
+from rltop.settings import load_settings, names_path
 
 
 def main(argv: list[str] | None = None, *, fleet: MakeFleet = make_fleet) -> int:
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None, *, fleet: MakeFleet = make_fleet) -> int
             trainer=options.trainer,
             config=_config(options.config),
             settings=load_settings(),
+            names=load(names_path()),
             tether=options.tether,
             ingest_tcp=options.ingest_tcp,
         )

@@ -47,6 +47,7 @@ from rltop.daemon.sources import EngineScraper, HttpScrape, Scrape
 from rltop.daemon.supervisor import TrainerSupervisor
 from rltop.daemon.verdicts import Checks, Verdicts
 from rltop.errors import RltopError
+from rltop.evidence.metric_names import Names
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Command, Rejected
 from rltop.runs.masks import load_key, mask_command
 from rltop.settings import Settings
@@ -73,6 +74,8 @@ class DaemonOptions:
     """Environment of the trainer, to which the RLTOP_ variables are added."""
     settings: Settings = field(default_factory=Settings)
     """How much is kept."""
+    names: Names | None = None
+    """What metrics of other trainers are here; None: the table that comes with rltop."""
     tether: int | None = None
     """Read end of a pipe whose other end belongs to the process that owns this run (`rltop.daemon.tether`)."""
 
@@ -111,7 +114,13 @@ class Daemon:
             make=fleet,
         )
         self._bisections = Bisections(self._core, self._engines)
-        self._ingest = Ingest(self._core, host=socket.gethostname(), alive=psutil.pid_exists, engines=self._engines)
+        self._ingest = Ingest(
+            self._core,
+            host=socket.gethostname(),
+            alive=psutil.pid_exists,
+            engines=self._engines,
+            names=options.names,
+        )
         self._hooks = Hooks(
             _hook_options(options.config),
             run=self._name,
@@ -159,7 +168,7 @@ class Daemon:
         self._gate = self._make_gate(options)
         self._core.changed = self._server.wake
         self._scraper = EngineScraper(self._core, scrape)
-        self._logs = LogWatch(self._log_paths)
+        self._logs = LogWatch(self._log_paths, names=options.names)
         self._restore(opened)
 
     def _make_gate(self, options: DaemonOptions) -> Gate | None:

@@ -20,8 +20,8 @@ from rltop.daemon.trainer_job import adopt_trainer, read_record
 
 RECORD = "attempt"
 """Kind of the journal record that begins an attempt: records before it are not shown to the checks again."""
-_GONE = ("check/", "metric/", "engine/", "toggles/", "source/")
-_GONE_KEYS = ("checks", "samples", "weights", "phase", "trainer", "changed", "fleet")
+_GONE = ("check/", "metric/", "engine/", "toggles/", "source/", "sources/", "ranks/")
+_GONE_KEYS = ("checks", "samples", "weights", "phase", "trainer", "changed", "fleet", "names")
 REWARD = "metric/rollout/raw_reward"
 
 

@@ -76,8 +76,7 @@ class DaemonBackend:
         if record.run and record.run != self._run:
             self.not_a_record(f"it is of run {record.run[:80]!r}, this is {self._run!r}")
             return
-        self._ingest.take(record, key)
-        self._verdicts.feed(record)
+        self._verdicts.feed(self._ingest.take(record, key))
         if record.kind == "bye":
             self._verdicts.refresh()  # whoever waits for the end of the run finds its last verdicts beside it
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Protocol
 
 import msgspec
 
 from rltop.daemon.core import Core, trim
 from rltop.daemon.engine_view import FLEET_KEYS, SCRAPED
+from rltop.daemon.metric_cells import MetricCells
 from rltop.daemon.phases import PhaseClock
+from rltop.evidence.metric_names import Names, shipped
 from rltop.protocol.messages import (
     PAYLOADS,
     ByePayload,
@@ -27,12 +28,10 @@ from rltop.protocol.messages import (
     RunPayload,
     SamplesPayload,
     WeightsPayload,
-    axis_of,
 )
 
 MAX_SAMPLES = 8
 """Samples in the state table; the journal keeps the records whole."""
-MAX_NAME = 200
 LOG_LINES_PER_S = 500
 MAX_PROCESSES = 64
 MAX_SOURCES = 20_000
@@ -160,10 +159,17 @@ class Ingest:
     alive: whether a process of this machine exists, given its pid.
     host: name of this machine; a run elsewhere is never called lost.
     engines: who owns engines; default nobody.
+    names: what metrics of other trainers are here; default the table that comes with rltop.
     """
 
     def __init__(
-        self, core: Core, *, host: str, alive: Callable[[int], bool], engines: EngineOwner | None = None
+        self,
+        core: Core,
+        *,
+        host: str,
+        alive: Callable[[int], bool],
+        engines: EngineOwner | None = None,
+        names: Names | None = None,
     ) -> None:
         self._core = core
         self._engines: EngineOwner = engines or NoEngines()
@@ -171,7 +177,8 @@ class Ingest:
         self._alive = alive
         self._sources: dict[str, _Source] = {}
         self._phases = PhaseClock()
-        self._nan: dict[str, int] = {}
+        self._cells = MetricCells(core, names or shipped())
+        self._framework = ""
         self._owner = "trainer/0"
         self._complained: set[str] = set()
         self._ticked: float | None = None
@@ -183,8 +190,8 @@ class Ingest:
             kept = {name: value for name, value in table.get(key).items() if name in _Source.__slots__}
             source = self._sources[key.removeprefix("source/")] = _Source(**kept)
             source.processes[source.host, source.pid] = (source.seq, source.dropped)
-        for key in table.keys("metric/"):
-            self._nan[key.removeprefix("metric/")] = int(table.get(key).get("nan", 0))
+        self._cells.restore()
+        self._framework = str((table.get("run") or {}).get("framework") or "")
         if (phase := table.get("phase")) is not None and phase["name"]:
             # Whether it is still going on is not known; its next record says it.
             self._core.set("phase", self._phases.current(phase, self._core.now()))
@@ -196,28 +203,32 @@ class Ingest:
 
     # ---------------------------------------------------------------- records
 
-    def take(self, record: Record, key: str = "") -> None:
-        """Apply one record; key: name of its producer's key, "" on the unix socket."""
+    def take(self, record: Record, key: str = "") -> Record:
+        """Apply one record; key: name of its producer's key, "" on the unix socket.
+
+        Returns it as the checks should see it: metrics of other trainers under rltop's names too.
+        """
         who = record.source
         if len(who.role) > MAX_WORD or (who.name not in self._sources and len(self._sources) >= MAX_SOURCES):
             self.malformed(f"source {who.role[:MAX_WORD]!r} has too long a name or is one too many")
-            return
+            return record
         source = self._source(record, key)
         match record.kind:
             case "metrics":
-                self._metrics(source, record.payload)
+                return self._metrics(source, record)
             case kind if kind in PAYLOADS:
                 try:
                     payload = msgspec.convert(record.payload, PAYLOADS[kind])
                 except (msgspec.ValidationError, RecursionError) as error:
                     self._malformed(source, f"{kind}: {error}")
-                    return
+                    return record
                 self._payload(source, record, payload)
             case kind:
                 source.unknown += 1
                 self._complain(
                     f"unknown {kind}", f"unknown record kind {kind[:40]!r}; counted and left out", source.name
                 )
+        return record
 
     def malformed(self, why: str) -> None:
         """Something came to the ingest socket that is no record."""
@@ -247,39 +258,24 @@ class Ingest:
             case ByePayload():
                 self._bye(source, payload)
 
-    def _metrics(self, source: _Source, payload: dict[str, Any]) -> None:
-        values, step, axis = payload.get("values"), payload.get("step"), payload.get("axis")
+    def _metrics(self, source: _Source, record: Record) -> Record:
+        payload, framework = record.payload, record.source.framework
+        values, step = payload.get("values"), payload.get("step")
         if not isinstance(values, dict) or not isinstance(step, int) or isinstance(step, bool):
             self._malformed(source, "metrics: needs `values` (map) and `step` (int)")
-            return
+            return record
         if (self._core.table.get("run") or {}).get("state") == "waiting":
             # A trainer need not say `run`: one that reports numbers runs.
             self._core.update("run", state="running")
             self._core.event("run", "info", f"{source.name} reports: the run is running", source.name, state="running")
-        now = self._core.now()
-        for raw_name, raw in values.items():
-            if not isinstance(raw, (int, float)) or not isinstance(raw_name, str) or not 0 < len(raw_name) <= MAX_NAME:
-                self._malformed(source, f"metrics: {str(raw_name)[:80]!r} is not a number under a name")
-                continue
-            # One name is one curve: ranks other than 0 get their own.
-            name = raw_name if source.rank == 0 else f"{raw_name}@{source.rank}"
-            value = _float(raw)
-            if not self._core.point(name, step, value):
-                self._malformed(source, f"metrics: too many different names, {name[:80]!r} was left out")
-                continue
-            if not isfinite(value):
-                self._nan[name] = self._nan.get(name, 0) + 1
-            self._core.set(
-                f"metric/{name}",
-                {
-                    "step": step,
-                    "value": value,
-                    "t": now,
-                    "axis": axis if axis in ("rollout", "train") else axis_of(raw_name, None),
-                    "rollout_id": payload.get("rollout_id"),
-                    "nan": self._nan.get(name, 0),
-                },
-            )
+        named = self._cells.take(
+            payload,
+            rank=source.rank,
+            who=source.name,
+            framework=framework or self._framework,
+            told=lambda why: self._malformed(source, f"metrics: {why}"),
+        )
+        return record if named is payload else msgspec.structs.replace(record, payload=named)
 
     def _phase(self, source: _Source, record: Record, payload: PhasePayload) -> None:
         if len(payload.name) > MAX_WORD:
@@ -364,6 +360,8 @@ class Ingest:
         before = self._core.table.get("run") or {}
         if before.get("framework") or before.get("attempt", 1) > 1:
             self._core.series.restart()
+            self._cells.restart()
+        self._framework = payload.framework
         facts = trim(msgspec.to_builtins(payload))
         now = self._core.now()
         self._core.update("run", **facts, state="running", text="", started=now, ended=None)
@@ -391,7 +389,8 @@ class Ingest:
     # ---------------------------------------------------------------- once a second
 
     def tick(self) -> None:
-        """Show what was collected since the last call: source counters, losses, a run that vanished."""
+        """Show what was collected since the last call: ranks, source counters, losses, a run that vanished."""
+        self._cells.tick()
         for source in self._sources.values():
             if source.hole is not None:
                 first, last, count = source.hole
@@ -487,10 +486,3 @@ class Ingest:
         if about not in self._complained and len(self._complained) < 100:
             self._complained.add(about)
             self._core.event("log", "warn", text, source)
-
-
-def _float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # an int beyond float: what arithmetic would make of it
-        return float("inf") if number > 0 else float("-inf")

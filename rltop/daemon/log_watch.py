@@ -18,6 +18,7 @@ from rltop.checks.observe import MetricRow
 from rltop.daemon.state import StateTable
 from rltop.evidence.collect import in_order
 from rltop.evidence.logs import LogScan
+from rltop.evidence.metric_names import Names
 from rltop.evidence.tail import Position, Tail
 
 EVERY_S = 1.0
@@ -51,10 +52,14 @@ class _Followed:
 
 
 class LogWatch:
-    """Follows any number of logs. `paths` says which: name -> (path, byte from which on it is this run's)."""
+    """Follows any number of logs. `paths` says which: name -> (path, byte from which on it is this run's).
 
-    def __init__(self, paths: Callable[[], Mapping[str, tuple[Path, int]]]) -> None:
+    names: what metrics of other trainers are here; default the table that comes with rltop.
+    """
+
+    def __init__(self, paths: Callable[[], Mapping[str, tuple[Path, int]]], *, names: Names | None = None) -> None:
         self._paths = paths
+        self._names = names
         self._followed: dict[str, _Followed] = {}
 
     async def run(self, changed: Callable[[Logs], None]) -> None:
@@ -79,7 +84,7 @@ class LogWatch:
         for name, (path, start) in list(wanted.items())[:MOST_LOGS]:
             followed = self._followed.get(name)
             if followed is None:
-                followed = self._followed[name] = _Followed(Tail(path, position(path, start)), LogScan(name, live=True))
+                followed = self._followed[name] = _Followed(Tail(path, position(path, start)), self._scan(name))
             news = self._read(name, followed) or news
         return self._all() if news else None
 
@@ -97,11 +102,14 @@ class LogWatch:
         for start, pieces in followed.tail.poll(BYTES):
             if followed.tail.restarts != followed.restarts:
                 followed.restarts = followed.tail.restarts
-                followed.scan = LogScan(name, live=True)
+                followed.scan = self._scan(name)
             followed.scan.feed(start, pieces)
             news = True
         followed.quiet = 0 if news else followed.quiet + 1
         return followed.scan.settle() if followed.quiet == QUIET_POLLS else news
+
+    def _scan(self, name: str) -> LogScan:
+        return LogScan(name, live=True, names=self._names)
 
     def _all(self) -> Logs:
         events: list[LogEvent] = []

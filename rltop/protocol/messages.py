@@ -46,6 +46,8 @@ class Source(msgspec.Struct, frozen=True):
     rank: int = 0
     host: str = ""
     pid: int = 0
+    framework: str = ""
+    """Whose names its metrics have; "": those of the `run` record's framework."""
 
     @property
     def name(self) -> str:
