@@ -95,8 +95,8 @@ def as_json(story: Story, evidence: Evidence) -> dict[str, Any]:
 def _trial_json(trial: TrialStory) -> dict[str, Any]:
     return {
         "n": trial.n,
-        "on": sorted(trial.on),
-        "off": sorted(trial.off),
+        "on": list(trial.on),
+        "off": list(trial.off),
         "outcome": trial.outcome,
         "counts": trial.counts,
         "minutes": round(trial.minutes, 3),
@@ -178,7 +178,7 @@ def _combinations(story: Story) -> Iterator[str]:
     arms: dict[frozenset[str], list[TrialStory]] = {}
     for trial in story.trials:
         if trial.counts and trial.outcome in ("crashed", "quiet", "aborted"):
-            arms.setdefault(trial.on, []).append(trial)
+            arms.setdefault(frozenset(trial.on), []).append(trial)
     if not arms:
         return
     yield from ("## Which features it takes", "")
@@ -205,7 +205,7 @@ def _around(story: Story) -> list[tuple[str, tuple[str, ...], float]]:
     found = []
     for name in culprit or ():
         off = {name, *story.aliases.get(name, ())}
-        mine = [trial for trial in story.trials if trial.counts and name in trial.off and trial.off <= off]
+        mine = [trial for trial in story.trials if trial.counts and name in trial.off and off.issuperset(trial.off)]
         quiet = sum(trial.minutes for trial in mine)
         if mine and quiet and not _crashes(mine):
             found.append((name, mine[0].argv, round(quiet, 2)))

@@ -1,16 +1,14 @@
-"""A bisection as everybody is shown it: the cell `bisect` (docs/protocol.md) read without trust, and its words.
+"""A bisection as everybody is shown it: the cell `bisect` (docs/protocol.md) as values, and its words.
 
 The dashboard, the command line and the export all look at a bisection through this, so that they say the same of it.
-
-Failure policy: what is missing or has another type counts as unknown; nothing is invented, nothing raises.
+`rltop.bisect.story_of` makes it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 ENDED = frozenset({"found", "none", "not-separable", "budget", "stopped", "failed"})
 HEADLINES: Mapping[str, str] = {
@@ -39,8 +37,8 @@ class TrialStory:
     n: int
     engine: str
     generation: int | None
-    on: frozenset[str]
-    off: frozenset[str]
+    on: tuple[str, ...]
+    off: tuple[str, ...]
     outcome: str
     minutes: float
     """Exposure."""
@@ -95,8 +93,8 @@ class NextStory:
     """A trial that comes."""
 
     engine: str
-    on: frozenset[str]
-    off: frozenset[str]
+    on: tuple[str, ...]
+    off: tuple[str, ...]
     minutes: float | None
     crash: float | None
     bits: float | None
@@ -117,12 +115,63 @@ class VerdictStory:
 
 @dataclass(frozen=True, slots=True)
 class KernelStory:
-    """Where the GPU faulted."""
+    """Where the GPU faulted. Empty: not known."""
 
     name: str
     block: str
     source: str
     weaker: bool
+    place: str = ""
+    """`file.py:9`."""
+    exception: str = ""
+
+    def where(self) -> str:
+        """`sampler.py:9, block (0,0,0), thread (64,0,0): Warp Illegal Address`."""
+        told = ", ".join([*([self.place] if self.place else []), *([f"block {self.block}"] if self.block else [])])
+        return f"{told}: {self.exception}" if told and self.exception else told or self.exception
+
+    def words(self) -> str:
+        """In a line."""
+        where = f", {self.where()}" if self.where() else ""
+        weaker = ": weaker, it tells the launch and not the fault" if self.weaker else ""
+        return f"{self.name}{where} ({self.source}{weaker})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtraRun:
+    """A run for the kernel's sake, after the verdict: no trial, nothing is concluded from it but the name."""
+
+    engine: str
+    generation: int | None
+    why: str
+    outcome: str
+    minutes: float
+    started: float | None
+    ended: float | None
+    log: str
+    note: str
+
+    def words(self) -> str:
+        """In a line."""
+        told = f"engine {self.engine}: {self.why}"
+        state = "running" if self.outcome == "running" else f"{self.outcome} after {minutes_text(self.minutes)}"
+        return f"{told}: {state}" + (f" ({self.note})" if self.note else "")
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideStory:
+    """A crash of the hunted kind of an engine that served meanwhile, with the same arguments: evidence, no trial."""
+
+    engine: str
+    generation: int | None
+    minutes: float | None
+    fingerprint: str
+    at: float | None
+
+    def words(self) -> str:
+        """In a line."""
+        after = f" after {minutes_text(self.minutes)}" if self.minutes is not None else ""
+        return f"engine {self.engine}, which was not on trial, crashed{after} with everything on: {self.fingerprint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +218,16 @@ class Story:
     next: tuple[NextStory, ...] = ()
     verdict: VerdictStory | None = None
     kernel: KernelStory | None = None
+    kernel_stage: str = ""
+    """What the search for the kernel is at."""
+    kernel_runs: tuple[ExtraRun, ...] = ()
+    unserved: str = ""
+    """No engine serves the run now, and why."""
+    outside: tuple[OutsideStory, ...] = ()
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Trials by outcome, as the daemon counts them (the cell has the newest trials only); empty: it does not say."""
+    cut_off: bool = False
+    """The run went down in the middle: it can be gone on with."""
     restored: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reason: str = ""
@@ -207,12 +266,50 @@ class Story:
         return text[len(words) + 2 :] if words and text.startswith(f"{words}: ") else text
 
     def counts(self) -> str:
-        """`9 trials: 4 crashed, 4 quiet, 1 running`."""
-        if not self.trials:
+        """`9 trials: 4 crashed, 4 quiet, 1 running`; a crash that does not count is `of another kind`."""
+        found = dict(self.counted) or self._counted()
+        total = found.pop("trials", 0)
+        if not total:
             return "no trial yet"
-        found = {name: sum(trial.outcome == name for trial in self.trials) for name in OUTCOMES}
-        told = ", ".join(f"{count} {name}" for name, count in found.items() if count)
-        return f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}: {told}"
+        words = {name: name for name in OUTCOMES} | {"other": "crashed of another kind"}
+        told = ", ".join(f"{found[name]} {word}" for name, word in words.items() if found.get(name))
+        return f"{total} trial{'s' * (total != 1)}: {told}"
+
+    def _counted(self) -> dict[str, int]:
+        found = {"trials": len(self.trials)}
+        for trial in self.trials:
+            name = "other" if trial.outcome == "crashed" and not trial.counts else trial.outcome
+            found[name] = found.get(name, 0) + 1
+        return found
+
+    def uncounted(self) -> str:
+        """`2 not counted: 1 lost (no port was free), 1 another crash (oom/serve/1a2b3c)`; empty: all count."""
+        rows = [trial for trial in self.trials if not trial.counts and not trial.runs]
+        if not rows:
+            return ""
+        told: dict[str, int] = {}
+        for trial in rows:
+            other = trial.outcome == "crashed" and trial.fingerprint not in ("", self.crash.fingerprint)
+            why = trial.fingerprint if other else trial.note
+            words = f"{'another crash' if other else trial.outcome}{f' ({why})' if why else ''}"
+            told[words] = told.get(words, 0) + 1
+        return f"{len(rows)} not counted: {', '.join(f'{count} {words}' for words, count in told.items())}"
+
+    def traffic_words(self) -> str:
+        """`crash dump of engine 0, generation 1, 57 requests, 13 at once`; empty: not known."""
+        told = [self.traffic] if self.traffic else []
+        told += [f"{self.requests} request{'s' * (self.requests != 1)}"] if self.requests else []
+        told += [f"{self.concurrency} at once"] if self.concurrency and self.concurrency > 1 else []
+        return ", ".join(told)
+
+    def engines_words(self) -> str:
+        """`0, 1 (in-fleet): 1 of 2 back on their own flags`."""
+        told = f"{', '.join(self.engines) or '-'} ({self.mode})" if self.mode else ", ".join(self.engines) or "-"
+        if not self.restored:
+            return told if self.ended is not None else f"{told}: out of the rotation until it ends"
+        back, total = sum(why == "original" for why in self.restored.values()), len(self.engines)
+        own = "its own flags" if total == 1 else "their own flags"
+        return f"{told}: " + (f"back on {own}" if back == total else f"{back} of {total} back on their own flags")
 
     def time_left(self) -> str:
         """`2 to 8 min left`; empty: it is over, or nobody knows."""
@@ -229,12 +326,12 @@ class Story:
 
 
 def arm_words(on: Collection[str], off: Collection[str]) -> str:
-    """`everything on`, `without deepep`, `only cuda_graph, speculative`, `everything off`."""
+    """`everything on`, `without deepep`, `only cuda_graph, speculative`, `everything off`: as the planner says it."""
     if not off:
         return "everything on"
     if not on:
         return "everything off"
-    return f"only {', '.join(sorted(on))}" if len(on) < len(off) else f"without {', '.join(sorted(off))}"
+    return f"only {', '.join(on)}" if len(on) < len(off) else f"without {', '.join(off)}"
 
 
 def percent(p: float) -> str:
@@ -255,153 +352,3 @@ def minutes_text(minutes: float) -> str:
     if minutes < 9.95:
         return f"{minutes:.1f} min"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-# ---------------------------------------------------------------------- reading
-
-
-def story_of(cell: Any) -> Story | None:
-    """The value of the cell; None where it is none."""
-    if not isinstance(cell, Mapping) or not cell:
-        return None
-    traffic, verdict, kernel = _map(cell.get("traffic")), cell.get("verdict"), cell.get("kernel")
-    left = [value for value in map(_number, _list(cell.get("left_min"))) if value is not None]
-    scale = _number(cell.get("time_scale"))
-    return Story(
-        id=_text(cell.get("id")),
-        state=_text(cell.get("state")),
-        mode=_text(cell.get("mode")),
-        engines=_names(cell.get("engines")),
-        dropped=_texts(cell.get("dropped")),
-        toggles=_names(cell.get("toggles")),
-        fixed=_names(cell.get("fixed")),
-        aliases={_text(name): _names(others) for name, others in _map(cell.get("aliases")).items()},
-        started=_number(cell.get("started")),
-        ended=_number(cell.get("ended")),
-        minutes=_number(cell.get("minutes")) or 0.0,
-        budget_min=_number(cell.get("budget_min")),
-        time_scale=1.0 if scale is None else scale,
-        left_min=(left[0], left[1]) if len(left) == 2 else None,
-        error=_text(cell.get("error")),
-        crash=_crash(_map(cell.get("crash"))),
-        facts=tuple(map(_fact, map(_map, _list(cell.get("facts"))))),
-        traffic=_text(traffic.get("source")),
-        requests=_whole(traffic.get("requests")),
-        concurrency=_whole(traffic.get("concurrency")),
-        posterior=tuple(map(_suspect, map(_map, _list(cell.get("posterior"))))),
-        involved={_text(name): _number(p) or 0.0 for name, p in _map(cell.get("involved")).items()},
-        trials=tuple(map(_trial, map(_map, _list(cell.get("trials"))))),
-        next=tuple(map(_next, map(_map, _list(cell.get("next"))))),
-        verdict=_verdict(verdict) if isinstance(verdict, Mapping) else None,
-        kernel=_kernel(kernel) if isinstance(kernel, Mapping) and kernel.get("name") else None,
-        restored=_texts(cell.get("restored")),
-        notes=_names(cell.get("notes")),
-        reason=_text(cell.get("reason")),
-        who=_text(cell.get("who")),
-    )
-
-
-def _crash(value: Mapping[str, Any]) -> CrashStory:
-    names = ("fingerprint", "cause", "kernel", "phase", "weight_version", "injected")
-    told = {name: _text(value.get(name)) for name in names}
-    return CrashStory(engine=_text(value.get("engine")), generation=_whole(value.get("generation")), **told)
-
-
-def _fact(value: Mapping[str, Any]) -> FactStory:
-    return FactStory(_text(value.get("text")), _text(value.get("source")), _weighed(value.get("moves")))
-
-
-def _suspect(value: Mapping[str, Any]) -> Suspect:
-    culprit = _names(value.get("culprit"))
-    return Suspect(culprit, _text(value.get("words")) or " x ".join(culprit), _number(value.get("p")) or 0.0)
-
-
-def _trial(value: Mapping[str, Any]) -> TrialStory:
-    return TrialStory(
-        n=_whole(value.get("n")) or 0,
-        engine=_text(value.get("engine")),
-        generation=_whole(value.get("generation")),
-        on=frozenset(_names(value.get("on"))),
-        off=frozenset(_names(value.get("off"))),
-        outcome=_text(value.get("outcome")),
-        minutes=_number(value.get("minutes")) or 0.0,
-        planned=_number(value.get("planned")),
-        started=_number(value.get("started")),
-        ended=_number(value.get("ended")),
-        ready=value.get("ready") is True,
-        why=_text(value.get("why")),
-        counts=value.get("counts") is not False,
-        fingerprint=_text(value.get("fingerprint")),
-        kernel=_text(value.get("kernel")),
-        log=_text(value.get("log")),
-        note=_text(value.get("note")),
-        requests=_whole(value.get("requests")),
-        argv=_names(value.get("argv")),
-    )
-
-
-def _next(value: Mapping[str, Any]) -> NextStory:
-    return NextStory(
-        _text(value.get("engine")),
-        frozenset(_names(value.get("on"))),
-        frozenset(_names(value.get("off"))),
-        _number(value.get("minutes")),
-        _number(value.get("crash")),
-        _number(value.get("bits")),
-        _text(value.get("why")),
-    )
-
-
-def _verdict(value: Mapping[str, Any]) -> VerdictStory:
-    culprit = value.get("culprit")
-    return VerdictStory(
-        _text(value.get("state")),
-        None if culprit is None else _names(culprit),
-        _text(value.get("words")),
-        _number(value.get("p")) or 0.0,
-        _text(value.get("text")),
-        _weighed(value.get("left")),
-    )
-
-
-def _kernel(value: Mapping[str, Any]) -> KernelStory:
-    block = value.get("block")
-    told = ", ".join(map(str, block)) if isinstance(block, list | tuple) else _text(block)
-    return KernelStory(_text(value.get("name")), told, _text(value.get("source")), value.get("weaker") is True)
-
-
-def _weighed(value: Any) -> tuple[tuple[tuple[str, ...], float], ...]:
-    """`[[names], number]` each."""
-    rows: list[tuple[tuple[str, ...], float]] = []
-    for item in map(_list, _list(value)):
-        if len(item) == 2 and (number := _number(item[1])) is not None:
-            rows.append((_names(item[0]), number))
-    return tuple(rows)
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    return tuple(map(_text, _list(value)))
-
-
-def _texts(value: Any) -> dict[str, str]:
-    return {_text(name): _text(item) for name, item in _map(value).items()}

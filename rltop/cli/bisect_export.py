@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import rltop
 from rltop.bisect.export import Evidence, as_json, as_markdown
-from rltop.bisect.story import Story, story_of
+from rltop.bisect.story import Story
+from rltop.bisect.story_of import story_of
 from rltop.cli.bisect_find import Found, find
-from rltop.cli.connect import Place, here, running
+from rltop.cli.connect import Place, running
 from rltop.cli.output import note, print_json
 from rltop.client import Client
 from rltop.errors import RltopError
@@ -41,6 +42,10 @@ PAGES = 400
 def export(place: Place, bisection: str, *, to: Literal["md", "json"], file: Path | None) -> int:
     """Print, or write `file`. Raises RltopError: there is no such bisection, the file cannot be written."""
     found = find(place, bisection)
+    if found.chosen:
+        note(f"bisection {found.story.id} of run {found.run} ({found.chosen})")
+    if found.gone:
+        note(f"it is not over: {found.gone}")
     story, evidence = gathered(place, found)
     if file is None:
         if to == "json":
@@ -61,7 +66,7 @@ def export(place: Place, bisection: str, *, to: Literal["md", "json"], file: Pat
 
 def gathered(place: Place, found: Found) -> tuple[Story, Evidence]:
     """Story and evidence, scrubbed."""
-    files, missing = _files(place, found.story)
+    files, missing = _files(place, found)
     record = found.record or _decoded(files.get("record"), missing)
     crash = _mapping(files.get("crash"))
     scrub = Scrub(hosts=_hosts(found, crash), users=_users())
@@ -131,25 +136,24 @@ def _command_lines(record: Record | None, story: Story) -> tuple[Sequence[str], 
 
 
 def _pins(record: Record | None) -> list[str]:
-    """Written out in every arm; a backend that is tried on itself is none of them."""
-    if record is None:
-        return []
-    tried = tuple(f"--{name.replace('_', '-')} " for name in record.ground.toggles)
-    return [pin for pin in record.ground.pins if not pin.startswith(tried)]
+    """Written out in every arm."""
+    from rltop.engines.pins import shared
+
+    return [] if record is None else shared(record.ground.pins, record.ground.toggles)
 
 
 # ---------------------------------------------------------------------- files of the run
 
 
-def _files(place: Place, story: Story) -> tuple[dict[str, bytes], list[str]]:
+def _files(place: Place, bisection: Found) -> tuple[dict[str, bytes], list[str]]:
     """record, crash, log: their bytes as far as they can be had; and what can not, with why."""
+    story, root = bisection.story, bisection.path
     folder = f"engines/{story.crash.engine}/{story.crash.generation}"
     names = {"crash": f"{folder}/crash.json", "log": f"{folder}/crash.log"}
-    if place.remote:
+    if root is None:
         names = {"record": f"bisect/{story.id}/record.json", **names}
         found = asyncio.run(_fetched(place, names))
     else:
-        root = here(place.target).path
         found = {key: _read(root / name) for key, name in names.items()}
     missing = [f"{names[key]} is not there: {told}" for key, told in found.items() if isinstance(told, str)]
     return {key: data for key, data in found.items() if isinstance(data, bytes)}, missing

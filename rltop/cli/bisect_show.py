@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rltop.bisect.story import Story, TrialStory, minutes_text, percent, story_of
+from rltop.bisect.story import Story, TrialStory, minutes_text, percent
+from rltop.bisect.story_of import story_of
 from rltop.cli.bisect_find import WANT, Found, find
 from rltop.cli.connect import Place, running
 from rltop.cli.output import age, clean, note, print_json, table
@@ -21,6 +23,7 @@ WIDTH = 120
 LOST_S = 60.0
 """A bisection is followed over the loss of its daemon for so long; the next daemon goes on with it."""
 BAR = 20
+LABEL = 10
 LEAST_SHOWN = 0.005
 MOST_SUSPECTS = 8
 
@@ -28,8 +31,10 @@ MOST_SUSPECTS = 8
 def status(place: Place, bisection: str, *, follow: bool, as_json: bool) -> int:
     """Print. Exit code 1: it failed, or an engine is not as it was. Raises RltopError: there is none."""
     found = find(place, bisection)
-    if follow and not (found.story.over and found.story.ended is not None):
+    if follow and not found.gone and not (found.story.over and found.story.ended is not None):
         return asyncio.run(_attached(place, found.story.id, as_json=as_json))
+    if follow and found.gone:
+        note(f"nothing to follow: {found.gone}")
     show(found, as_json=as_json)
     return exit_code(found.story)
 
@@ -40,7 +45,8 @@ def show(found: Found, *, as_json: bool) -> None:
         print_json({"run": found.run, "bisect": found.cell})
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-        print("\n".join(lines(found.story, found.run, found.now, width)))
+        run = found.run + (f" ({found.chosen})" if found.chosen else "")
+        print("\n".join(lines(found.story, run, found.now, width, gone=found.gone)))
 
 
 def exit_code(story: Story) -> int:
@@ -51,56 +57,68 @@ def exit_code(story: Story) -> int:
 # ---------------------------------------------------------------------- in words
 
 
-def lines(story: Story, run: str, now: float, width: int) -> list[str]:
-    """Head, facts, trials, what is believed, what comes next. Pure."""
-    out = [f"bisection {story.id} of run {run}: {story.headline()}"]
+def lines(story: Story, run: str, now: float, width: int, *, gone: str = "") -> list[str]:
+    """Head, facts, trials, what is believed, what comes next. Pure. gone: why nobody goes on with it."""
+    out = wrapped(f"bisection {story.id} of run {run}: {story.headline()}", width, "  ")
+    out += wrapped(f"  NOT GOING ON: {gone}", width, "  ") if gone else []
     if told := story.explained():
-        out.append(f"  {told}")
-    out += _labelled(story, now)
+        out += wrapped(f"  {told}", width, "  ")
+    for label, text in _labelled(story, now):
+        out += wrapped(f"  {label:<{LABEL}} {text}", width, " " * (LABEL + 3)) if text else []
     if story.trials:
-        out += ["", *_trials(story, now)]
+        out += ["", *(_cut(line, width) for line in _trials(story, now))]
     if story.posterior:
-        out += ["", *_suspects(story)]
+        out += ["", *(_cut(line, width) for line in _suspects(story))]
     coming = [] if story.over else [f"next, engine {one.engine}: {one.why}" for one in story.next]
-    out += ["", *coming] if coming else []
-    return [_cut(clean(line), width) for line in out]
+    out += ["", *(line for one in coming for line in wrapped(one, width, "  "))] if coming else []
+    return out
 
 
-def _labelled(story: Story, now: float) -> Iterator[str]:
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """One line, or as many as it takes: nothing of a sentence is lost in a narrow terminal."""
+    text = clean(text)
+    if len(text) <= width:
+        return [text]
+    lead = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text.lstrip(),
+        max(40, width),
+        initial_indent=lead,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _labelled(story: Story, now: float) -> Iterator[tuple[str, str]]:
     crash = story.crash
-    rows: list[tuple[str, str]] = [
-        ("rehearsal", story.rehearsal),
-        ("error", story.error),
-        ("crash", f"{crash.fingerprint} of engine {crash.engine}, generation {crash.generation}"),
-        ("kernel", _kernel(story)),
-        ("engines", _engines(story)),
-        ("time", _time(story, now)),
-        ("traffic", _traffic(story)),
-        *(("fact", one.text + (f": {one.moved()}" if one.moves else "")) for one in story.facts),
-        *(("never off", name) for name in story.fixed),
-        *(("goes along", f"{name} off takes {', '.join(others)} with it") for name, others in story.aliases.items()),
-        *(("left out", f"engine {name}: {why}") for name, why in story.dropped.items()),
-        *(("NOT BACK", one) for one in story.wrong()),
-        *(("note", one) for one in story.notes),
-    ]
-    for label, text in rows:
-        if text:
-            yield f"  {label:<10} {text}"
-
-
-def _kernel(story: Story) -> str:
-    if story.kernel is None:
-        return story.crash.kernel
-    where = f", block {story.kernel.block}" if story.kernel.block else ""
-    return f"{story.kernel.name}{where} ({story.kernel.source}{', weaker' if story.kernel.weaker else ''})"
-
-
-def _engines(story: Story) -> str:
-    told = f"{', '.join(story.engines)} ({story.mode})"
-    if not story.restored:
-        return f"{told}: out of the rotation until it ends"
-    back = [name for name, why in story.restored.items() if why == "original"]
-    return f"{told}: " + ("back on their own flags" if len(back) == len(story.engines) else f"{len(back)} back so far")
+    yield "rehearsal", story.rehearsal
+    yield "error", story.error
+    yield "NO SERVICE", story.unserved
+    yield "crash", f"{crash.fingerprint} of engine {crash.engine}, generation {crash.generation}"
+    yield "kernel", story.kernel.words() if story.kernel is not None else crash.kernel
+    if not story.over or story.ended is None:
+        yield "kernel now", story.kernel_stage
+    for one in story.kernel_runs:
+        yield "kernel run", f"{one.words()}; no trial"
+    yield "engines", story.engines_words()
+    yield "time", _time(story, now)
+    yield "traffic", story.traffic_words()
+    for fact in story.facts:
+        yield "fact", fact.text + (f": {fact.moved()}" if fact.moves else "")
+    for other in story.outside:
+        yield "meanwhile", other.words()
+    for name in story.fixed:
+        yield "never off", name
+    for name, others in story.aliases.items():
+        yield "goes along", f"{name} off takes {', '.join(others)} with it"
+    for name, why in story.dropped.items():
+        yield "left out", f"engine {name}: {why}"
+    for wrong in story.wrong():
+        yield "NOT BACK", wrong
+    for text in story.notes:
+        yield "note", text
+    yield "uncounted", story.uncounted()
 
 
 def _time(story: Story, now: float) -> str:
@@ -108,13 +126,6 @@ def _time(story: Story, now: float) -> str:
     since = f", begun {age(now - story.started)} ago" if story.started is not None else ""
     left = f"; {story.time_left()}" if story.time_left() else ""
     return f"{minutes_text(story.minutes)}{budget}{since}{left}"
-
-
-def _traffic(story: Story) -> str:
-    told = [story.traffic]
-    told += [f"{story.requests} requests"] if story.requests else []
-    told += [f"{story.concurrency} at once"] if story.concurrency else []
-    return ", ".join(word for word in told if word)
 
 
 def _trials(story: Story, now: float) -> list[str]:
@@ -157,6 +168,7 @@ class Narrator:
         self._trials: dict[int, tuple[str, bool]] = {}
         self._state = ""
         self._restored: Mapping[str, str] = {}
+        self._told: set[str] = set()
 
     def news(self, story: Story) -> list[str]:
         """Lines since the last call."""
@@ -174,6 +186,7 @@ class Narrator:
             if before or story.over or story.state == "paused":
                 told = story.explained()
                 out.append(story.headline() + (f": {told}" if told else ""))
+        out += self._new(story)
         for name, why in story.restored.items():
             if self._restored.get(name) != why:
                 back = "back on its own flags" if why == "original" else f"NOT as it was: {why}"
@@ -183,6 +196,15 @@ class Narrator:
         so_far = f" (so far {lead.words} {percent(lead.p)})" if lead is not None and not story.over else ""
         stamp = f"{story.minutes:7.1f} min  "
         return [clean(f"{stamp}{line}{so_far if line is out[-1] else ''}") for line in out]
+
+    def _new(self, story: Story) -> Iterator[str]:
+        """What is told once, each time that it begins."""
+        now = {f"engine {name} takes no part any more: {why}" for name, why in story.dropped.items()}
+        now |= {f"for the kernel, no trial: {one.words()}" for one in story.kernel_runs}
+        now |= {one.words() for one in story.outside}
+        now |= {text for text in (story.unserved, story.kernel_stage) if text}
+        fresh, self._told = sorted(now - self._told), now
+        yield from fresh
 
 
 def _trial_news(trial: TrialStory, *, fresh: bool) -> Iterator[str]:

@@ -18,6 +18,7 @@ from rltop.bisect.planner import Budget, Planner
 from rltop.bisect.rehearse import Ours, Rehearsal, rehearse
 from rltop.bisect.simulate import Bug, Happened, Law, Mix, Outcome, Strategy, bisect, bugs
 from rltop.bisect.space import Space, space
+from rltop.bisect.story import arm_words
 from rltop.cli.output import print_json
 from rltop.errors import RltopError
 from rltop.evidence.priors import load
@@ -141,10 +142,8 @@ def _step(found: Space, step: Happened) -> list[str]:
     head = f"{step.minutes:>8.1f}  {step.engine:<6}  "
     if step.what in ("started", "goes on"):
         return [textwrap.fill(step.why, 110, initial_indent=head, subsequent_indent=" " * len(head))]
-    off = found.names(found.all_on & ~step.arm)
-    where = f"without {', '.join(off)}" if off else "with everything on"
-    if not step.arm:
-        where = "with everything off"
+    where = arm_words(found.names(step.arm), found.names(found.all_on & ~step.arm))
+    where = f"with {where}" if where.startswith("everything") else where
     return [f"{head}{step.what.upper() if step.what == 'crashed' else step.what} {where}, {step.exposure:.1f} min"]
 
 

@@ -35,6 +35,10 @@ WIDTH = 120
 TOGGLES_WIDTH = 32
 """Most cells of the toggles in the table."""
 LEAST_WHY = 20
+_ALREADY = ("engine-set", "engine-stop", "engine-start")
+"""Commands that leave out engines that are as asked for already."""
+MOMENTS = frozenset({"busy", "stale-generation", "stale-epoch"})
+"""Codes of refusals that may be none a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +281,15 @@ async def _act(place: Place, ask: Ask, begun: list[str], *, as_json: bool) -> in
         seconds = time.monotonic() - start
         engines = {name: mirror.state.get(f"engine/{name}") or {} for name in chosen}
         ignored = _without_effect(ask, engines)
+        moved = op.get("engines") or chosen if ask.command in _ALREADY else chosen
+        same = [name for name in chosen if name not in moved]
         if as_json:
-            told = {**_told(op, seconds), "ignored": ignored, "plan": answer.plan, "engines": engines}
+            told = {**_told(op, seconds), "ignored": ignored, "unchanged": same, "plan": answer.plan}
+            told["engines"] = engines
             print_json({"run": mirror.run, **told})
         else:
             effect = "".join(f", without effect on engine {name}: {', '.join(one)}" for name, one in ignored.items())
+            effect += f", engine {', '.join(same)} left alone: so already" if same else ""
             print(clean(f"{op['state']} in {seconds:.1f} s{effect}") + (f": {op['text']}" if op["text"] else ""))
         return 0 if op["state"] == "done" and not ignored else 1
 
@@ -324,9 +332,16 @@ async def _each(client: Client, ask: Ask, chosen: Sequence[str], *, as_json: boo
 
 def refused(ask: Ask, answer: Rejected) -> RltopError:
     """A rejected command as an error: the input is at fault, or only the moment."""
-    moment = answer.code in ("busy", "stale-generation", "stale-epoch")
+    moment = answer.code in MOMENTS
+    words, target = ask.command.replace("-ab-end", "-ab").replace("-", " ", 1), ask.target
+    words = words if " " in words else f"engine {words}"
+    named = f" --engine {target}" if target and ask.command.startswith(("engine-", "bisect-start")) else f" {target}"
     return RltopError(
-        f"{ask.command} {ask.target}: {answer.code}", why=answer.why, do=answer.do, exit_code=1 if moment else 2
+        f"{'not now' if moment else 'refused'} ({answer.code})",
+        where=f"{words}{named}".rstrip(),
+        why=answer.why,
+        do=answer.do or ("look again, then repeat" if moment else f"rltop {words} --help"),
+        exit_code=1 if moment else 2,
     )
 
 

@@ -18,8 +18,9 @@ from rltop.daemon.bisect_record import Crash, Record
 from rltop.daemon.bisect_weights import weights_of
 from rltop.daemon.state import StateTable
 from rltop.engines.crash_facts import Told, crash_facts, tail_of
-from rltop.engines.ground import ground
+from rltop.engines.ground import Ground, ground
 from rltop.engines.launcher import CRASH_DUMP_FOLDER, STAND_INS
+from rltop.engines.pins import shared
 from rltop.engines.toggle_table import CORE_DUMP_FILE
 from rltop.engines.traffic import SYNTHETIC, Traffic, captured, check_dump, in_flight, kept
 from rltop.engines.trials import Subject, Trials
@@ -225,11 +226,14 @@ def _nothing(name: str, found: Sequence[Any], table: StateTable) -> tuple[str, s
     if found:
         told = ", ".join(sorted({str(one["fingerprint"]) for _, _, one in found}))
         if name:
-            return f"engine {name} crashed of {told}: no toggle causes that", ""
+            return f"engine {name} crashed of {told}: no toggle causes that", "rltop check reads its log for the cause"
         return f"no engine crashed of an illegal memory access; there were {told}", "name the engine to hunt its crash"
     if name:
-        return f"engine {name} has not crashed, as far as is known", ""
-    return "no engine has crashed, as far as is known", ""
+        return (
+            f"engine {name} has not crashed, as far as is known",
+            "leave --engine out to hunt the newest crash of all",
+        )
+    return "no engine has crashed, as far as is known", "it needs a crash to hunt; rltop drill ima rehearses one"
 
 
 def _class(one: Mapping[str, Any]) -> str:
@@ -400,18 +404,18 @@ def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
     steps = [
         f"hunt {crash.fingerprint} of engine {crash.engine}, generation {crash.generation}"
         + (f": a rehearsal, the fault {crash.injected} was injected" if crash.injected else ""),
-        f"reserve engine {', '.join(record.engines)} of {total} ({record.mode}): out of the rotation until it ends, "
-        "then back on its own flags",
+        _reserved(record, total),
     ]
     steps += [one for one in [trials.nobody_serves(record.engines)] if one]
     if others := [name for name in trials.ids() if name not in record.engines and trials.subject(name).runs]:
         steps.append(
             f"engine {', '.join(others)}: not touched, the run goes on with {'it' if len(others) == 1 else 'them'}"
         )
-    steps.append(f"toggles: {', '.join(f'{name}={base.on[name]}' for name in base.toggles)}")
+    steps.append(f"toggles: {', '.join(_toggle(name, base) for name in base.toggles)}")
     steps += [f"  never off: {name} ({why})" for name, why in base.fixed.items()]
     steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
-    steps += [f"  pinned in every arm: {pin}" for pin in base.pins]
+    if pins := shared(base.pins, base.toggles):
+        steps.append(f"  the same in every arm, because a toggle would move them: {', '.join(pins)}")
     steps.append(f"weights {record.weights.version!r}, traffic {record.traffic['source']}")
     steps += [f"  {CYCLES[record.cycle]}"] if record.cycle else []
     steps += [f"fact: {one['text']}" for one in record.facts]
@@ -423,3 +427,17 @@ def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
     expected = f"expected: {left[0]:.0f} to {left[1]:.0f} minutes (a rough estimate); " if left is not None else ""
     steps.append(f"{expected}at most {record.budget_min:g} minutes")
     return steps
+
+
+def _reserved(record: Record, total: int) -> str:
+    """Which engines, of how many."""
+    count, names = len(record.engines), ", ".join(record.engines)
+    which = f"the only engine ({names})" if total == 1 else f"{count} of {total} engines ({names})"
+    then = "then back on its own flags" if count == 1 else "then back on their own flags"
+    return f"reserve {which}, {record.mode}: out of the rotation until the bisection ends, {then}"
+
+
+def _toggle(name: str, base: Ground) -> str:
+    """`speculative=NGRAM`; where off is another value than `off`, that too: `attention_backend=fa3 (off: triton)`."""
+    off = base.off.get(name, "off")
+    return f"{name}={base.on[name]}" + (f" (off: {off})" if off != "off" else "")

@@ -8,6 +8,7 @@ which is migrated in the copy. What cannot be read is one RltopError that names 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -197,5 +198,16 @@ def end_from(
         end = how_it_ended(record.code, asked=False, log=run_dir / "trainer.log")
         words = "the trainer ended while no daemon was there"
         return End(end.state, f"{words}: {end.text}" if end.text else words, record.ended or None)
+    if daemon_said and record is None and (said == "waiting" or _watched(run_dir)):
+        # Nobody's end was missed: there was no trainer, or rltop only looked on.
+        what = "it had no trainer" if said == "waiting" else "rltop only watched it, and it may go on"
+        return End("done", f"{daemon_said}; {what}", last)
     how = daemon_said or "the daemon was killed or its machine went down"
     return End("lost", f"{how}; the run was {said} then, and nobody saw its end", last)
+
+
+def _watched(run_dir: Path) -> bool:
+    """Others own the run: `rltop watch` looked on."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool((json.loads((run_dir / "run.json").read_bytes()).get("config") or {}).get("watch"))
+    return False

@@ -7,7 +7,7 @@ toggle changed is another engine in more than that one thing. `pins` writes the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rltop.engines.flags import Parsed
@@ -62,6 +62,13 @@ def pins(wanted: Mapping[str, str], parsed: Parsed, spec: Table, baseline: Mappi
         # A mode forces it to the tensor-parallel size whatever is said.
         options = [option for option in options if option[0] != "--expert-parallel-size"]
     return options
+
+
+def shared(options: Sequence[str], toggles: Collection[str]) -> list[str]:
+    """Pinned options (`--attention-backend fa3`) without those that one of these toggles sets itself."""
+    fields = {"memory": "mem_fraction_static"}
+    tried = {f"--{fields.get(name, name).replace('_', '-')}" for name in toggles}
+    return [option for option in options if option.partition(" ")[0] not in tried]
 
 
 def _value(name: str, baseline: Mapping[str, Any]) -> Any:

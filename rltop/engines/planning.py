@@ -255,7 +255,7 @@ def _restarts(
         stopped = not engine.record.goal.run
         if stopped and not isinstance(request, Restart):
             stays.append(engine.id)
-        steps += [_step(engine, starts=engine.id not in stays), *_indented(lines), *_indented(notes)]
+        steps += [_step(engine, starts=engine.id not in stays), *_indented(_once(lines, notes))]
         warnings += [note for note in notes if note not in warnings]
     if not configs:
         assert isinstance(request, (SetToggles, Ab)), "a restart changes its generation"
@@ -285,11 +285,20 @@ def _restarts(
 
 
 _WARNING = "warning: "
+_PINNED = "pinned: "
 _ALONE = "; no other engine serves meanwhile"
 
 
 def _given(text: str) -> list[str]:
     return [text] if text else []
+
+
+def _once(lines: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """What changes and what to know of it; an option that is only pinned says so where it is added, and once."""
+    pinned = {f"+ {note.removeprefix(_PINNED)}": note for note in notes if note.startswith(_PINNED)}
+    told = {pinned[line] for line in lines if line in pinned}
+    shown = [f"{line}   (pinned: as it is now)" if line in pinned else line for line in lines]
+    return [*shown, *(note for note in notes if note not in told)]
 
 
 def _step(engine: Engine, *, starts: bool) -> str:
@@ -389,7 +398,7 @@ def config_of(made: Change, old: Config, inherited: Mapping[str, str]) -> Config
 
 
 def _notes(made: Change) -> list[str]:
-    notes = [f"pinned: {pin}" for pin in made.pins]
+    notes = [f"{_PINNED}{pin}" for pin in made.pins]
     notes += [f"moves too: {name}={alias.value}: {alias.why}" for name, alias in made.aliases.items()]
     return notes + [f"warning: {text}" for text in made.warnings]
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rltop.bisect.export import Evidence, as_json, as_markdown
-from rltop.bisect.story import Story, arm_words, minutes_text, percent, story_of
+from rltop.bisect.story import Story, arm_words, minutes_text, percent
+from rltop.bisect.story_of import story_of
 from tests.bisect.stories import CULPRIT, ended, found, running, trial
 
 EVIDENCE = Evidence(

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from rltop.bisect.story import Story, story_of
+from rltop.bisect.story import Story
+from rltop.bisect.story_of import story_of
 from rltop.cli.bisect_export import excerpt
 from rltop.cli.bisect_show import Narrator, exit_code, lines
+from rltop.cli.engine import Ask, refused
 from rltop.cli.main import main
 from rltop.daemon.bisect_record import Crash, Ending, Record, Records, TrialRow
 from rltop.engines.ground import Ground
 from rltop.engines.requests import Config, Required
 from rltop.engines.trials import Subject
+from rltop.protocol.messages import Rejected
 from rltop.train.cpu_engine.faults import VARIABLE
 from rltop.train.cpu_engine.process import CRASH_VARIABLE
 from tests.bisect.stories import NOW, ended, found, running, trial
@@ -67,6 +70,44 @@ def test_the_narrator_tells_each_thing_once() -> None:
     told = narrator.news(story(found(trials=crashed)))
     assert "found: cuda_graph x speculative (97%): crashes with nothing else on" in told[0]
     assert "engine 0: back on its own flags" in told[1]
+
+
+def test_what_is_no_trial_and_what_does_not_count_is_told() -> None:
+    trials = [
+        *running()["trials"],
+        trial(7, ["deepep"], "crashed", 2.0, counts=False, fingerprint="oom/serve/1a2b3c"),
+    ]
+    more = {
+        "trials": trials,
+        "unserved": "no engine serves: both are on trial",
+        "kernel_stage": "cuda-gdb reads the core dump of trial 2",
+        "kernel_runs": [{"engine": "1", "generation": 9, "why": "once more, with core dumps", "outcome": "running"}],
+        "outside": [{"engine": "3", "generation": 1, "minutes": 7.5, "fingerprint": "ima/decode-graph/656fb6"}],
+        "dropped": {"0": "somebody stopped it"},
+    }
+    told = "\n".join(lines(story(running(**more)), "night", NOW, 200))
+    for words in (
+        "NO SERVICE no engine serves: both are on trial",
+        "kernel now cuda-gdb reads the core dump of trial 2",
+        "kernel run engine 1: once more, with core dumps: running; no trial",
+        "meanwhile  engine 3, which was not on trial, crashed after 7.5 min with everything on",
+        "left out   engine 0: somebody stopped it",
+        "7 trials: 2 running, 2 crashed, 1 quiet, 1 lost, 1 crashed of another kind",
+        "uncounted  2 not counted: 1 lost (no port was free), 1 another crash (oom/serve/1a2b3c)",
+    ):
+        assert words in told, words
+    narrator = Narrator()
+    first = "\n".join(narrator.news(story(running(**more))))
+    for words in ("no engine serves", "cuda-gdb reads", "for the kernel, no trial: engine 1", "engine 0 takes no part"):
+        assert words in first, words
+    assert narrator.news(story(running(**more))) == []
+
+
+def test_a_narrow_terminal_loses_no_word() -> None:
+    note = "its source line is not known: there is no cuda-gdb here; where there is one: cuda-gdb -batch -ex bt"
+    told = lines(story(running(notes=[note])), "night", NOW, 60)
+    assert " ".join(" ".join(told).split()).count(note) == 1
+    assert max(map(len, told)) <= 60
 
 
 def test_the_log_excerpt_is_around_the_first_fault() -> None:
@@ -136,9 +177,9 @@ def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: C
         assert main(["bisect", "status"]) == 1
         assert "run 'gone' has no bisection" in capsys.readouterr().err
         assert main(["bisect", "start", "--yes"]) == 2
-        assert "bisect-start" in capsys.readouterr().err
+        assert "rltop: bisect start: refused (bad-args)\n  why: " in capsys.readouterr().err
         assert main(["bisect", "stop"]) == 2
-        assert "bisect-stop" in capsys.readouterr().err
+        assert "rltop: bisect stop: refused (bad-args)\n  why: " in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLTOP_DIR", str(tmp_path))
         record(info.path)
@@ -147,7 +188,19 @@ def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: C
         assert main(["bisect", "status", "--run", "gone", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["bisect"]["verdict"]["culprit"] == ["cuda_graph"]
         assert main(["bisect", "status", "--run", "gone", "--id", "7"]) == 1
-        assert "no bisection '7'" in capsys.readouterr().err
+        assert "no bisection '7'\n  why: it has 1\n  do:  --id 1," in capsys.readouterr().err
+        assert main(["bisect", "status"]) == 0, "no run is alive: the newest that has one"
+        assert "bisection 1 of run gone (no run is alive; the newest that has one)" in capsys.readouterr().out
+        assert main(["bisect", "export", "--to", "json"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)["state"] == "found"
+        assert "bisection 1 of run gone (no run is alive" in err
+        with real_daemon(tmp_path, "other"):
+            assert main(["bisect", "status"]) == 1
+            assert (
+                "run 'other' has no bisection\n  why: none was begun in it\n  do:  --run gone"
+                in capsys.readouterr().err
+            )
         assert main(["bisect", "export", "--run", "gone"]) == 0
         told = capsys.readouterr().out
         assert "# Illegal memory access in decode with cuda_graph (SGLang 0.5.23)" in told
@@ -162,6 +215,44 @@ def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: C
         (info.path / "bisect" / "1" / "record.json").write_text("{")
         assert main(["bisect", "export", "--run", "gone"]) == 1
         assert "it cannot be read" in capsys.readouterr().err
+
+
+def test_a_bisection_whose_daemon_is_gone_is_not_shown_as_going_on(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLTOP_DIR", str(tmp_path))
+    run_dir = tmp_path / "runs" / "cut"
+    run_dir.mkdir(parents=True)
+    (run_dir / "run.json").write_text("{}")
+    record(run_dir)
+    (left,), _ = Records(run_dir).read_all()
+    left.state, left.verdict, left.ended = "running", None, None
+    Records(run_dir).write(left)
+    for command in (["status"], ["status", "--follow"]):
+        assert main(["bisect", *command, "--run", "cut"]) == 0
+        assert "NOT GOING ON: its daemon is gone; rltop up CONFIG --name cut" in capsys.readouterr().out
+    assert main(["bisect", "export"]) == 0
+    assert "it is not over: its daemon is gone" in capsys.readouterr().err
+
+
+def test_a_refusal_has_the_one_form_whatever_the_daemon_says() -> None:
+    asks = {
+        "rltop: bisect start --engine 2: refused (bad-args)": (Ask("bisect-start", "2", {}), "bad-args"),
+        "rltop: bisect stop: not now (busy)": (Ask("bisect-stop", "", {}), "busy"),
+        "rltop: engine set --engine 0,1: refused (refused-by-rules)": (
+            Ask("engine-set", "0,1", {}),
+            "refused-by-rules",
+        ),
+        "rltop: engine ab --engine all: refused (bad-args)": (Ask("engine-ab-end", "all", {}), "bad-args"),
+        "rltop: engine cancel 7: refused (bad-args)": (Ask("cancel", "7", {}), "bad-args"),
+    }
+    for head, (ask, code) in asks.items():
+        error = refused(ask, Rejected(code, "for a reason", ""))
+        told = f"rltop: {error}".splitlines()
+        assert told[:2] == [head, "  why: for a reason"]
+        assert told[2].startswith("  do:  ")
+        assert error.exit_code == (1 if code == "busy" else 2)
+        assert str(refused(ask, Rejected(code, "for a reason", "this"))).endswith("  do:  this")
 
 
 def test_nobody_there_to_say_yes(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ def test_one_bisection_is_played_step_by_step_with_reasons(capsys: pytest.Captur
     assert "quiet without" in told
     assert "That is right." in told
     assert all(len(line) <= 110 for line in told.splitlines())
+
+
+def test_an_arm_has_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", "--bug", "cuda_graph+speculative"]) == 0
+    told = re.sub(r"\n {18}", " ", capsys.readouterr().out)
+    tried = set(re.findall(r"try ((?:only|without) [\w, ]+?):", told))
+    ended = set(re.findall(r"(?:CRASHED|quiet) ((?:only|without) [\w, ]+), \d", told))
+    assert {"only cuda_graph, speculative", "without cuda_graph"} <= ended
+    assert ended <= tried
 
 
 def test_a_rehearsal_as_json_has_names_and_no_masks(capsys: pytest.CaptureFixture[str]) -> None:

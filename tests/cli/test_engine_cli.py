@@ -90,10 +90,11 @@ def test_set_follows_the_operation_with_its_stages(run: RunInfo, capsys: Capture
     assert told == ["DRAINING", "LAUNCHING", "STALE", "HEALTHY"]
     assert "engine 0:\n  + --cuda_graph off\n" in err
     found = json_of(capsys, "engine", "set", "cuda_graph=on", "--engine", "0,1", "--reason", "back", "--as", "ana")
-    assert (found["state"], found["targets"], found["reason"]) == ("done", ["0", "1"], "back")
+    assert (found["state"], found["targets"], found["reason"]) == ("done", ["0"], "back")
+    assert found["unchanged"] == ["1"], "it is on there already"
     assert found["who"].startswith("ana (unverified")
     seconds = [stage["seconds"] for stage in found["stages"]]
-    assert len(seconds) == 8
+    assert len(seconds) == 4
     assert seconds == sorted(seconds)
     assert found["seconds"] >= seconds[-1] > 0
     assert found["engines"]["0"]["generation"] == before + 2
@@ -135,6 +136,11 @@ def test_a_toggle_without_effect_is_exit_code_1_and_said_in_the_last_line(run: R
     assert json_of(capsys, "engine", "set", "cuda_graph=off", "--engine", "2")["ignored"] == {}, (
         "nothing of this change"
     )
+    assert json_of(capsys, "engine", "set", "cuda_graph=off", "--engine", "1,2")["unchanged"] == ["2"]
+    assert main(["engine", "set", "cuda_graph=on", "--engine", "1"]) == 0
+    capsys.readouterr()
+    assert main(["engine", "set", "cuda_graph=on", "--engine", "1,2"]) == 0
+    assert "engine 1 left alone: so already" in capsys.readouterr().out
     for engine in "12":
         assert json_of(capsys, "engine", "set", "speculative=off", "--engine", engine)["ignored"] == {}
 
@@ -162,7 +168,7 @@ def test_an_operator_who_comes_second_is_told_and_ctrl_c_leaves_the_operation_go
     with terminal("engine", "restart", "--engine", "0", env={}) as first:
         first.read_until("DRAINING")
         busy = refused(capsys, "stop", "--engine", "0,1", code=1)
-        found = re.search(r"busy\n +why: engine 0: operation (\d+) \(engine-restart, by .*\) is not over yet", busy)
+        found = re.search(r"busy\)\n +why: engine 0: operation (\d+) \(engine-restart, by .*\) is not over yet", busy)
         assert found is not None, busy
         op = found[1]
         first.process.send_signal(signal.SIGINT)

@@ -103,6 +103,8 @@ class FakeFleet:
                     return Refused(
                         code="refused-by-rules", why="deepep=auto does not go with speculative", do="one of them"
                     )
+                same = [name for name in targets if changes.items() <= self.slots[name]["toggles"].items()]
+                targets = tuple(name for name in targets if name not in same) or targets
                 diff = {name: [f"+ --{toggle} {value}" for toggle, value in changes.items()] for name in targets}
             case Synced(generation=generation):
                 if generations.get(targets[0]) != generation:

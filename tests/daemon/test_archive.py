@@ -16,7 +16,7 @@ import pytest
 from rltop.client import Client, local_client
 from rltop.daemon import schema, spawn
 from rltop.daemon.journal import Journal
-from rltop.daemon.past import end_of, open_past, state_of
+from rltop.daemon.past import end_from, end_of, open_past, state_of
 from rltop.errors import RltopError
 from rltop.runs import RunInfo, read_run
 from tests.cli.conftest import rltop, runs_dir
@@ -143,6 +143,24 @@ def test_a_trainer_that_outlived_its_daemon_is_no_dead_run(runs_dir: Path) -> No
             wait_for(lambda: end_of(opened.connection, run.path).state == "failed")
             end = end_of(opened.connection, run.path)
         assert end.text == "the trainer ended while no daemon was there: the trainer ended with SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("run", "config", "state", "words"),
+    [
+        ({}, {}, "done", "it had no trainer"),
+        ({"state": "running"}, {"watch": {"engines": []}}, "done", "rltop only watched it, and it may go on"),
+        ({"state": "running"}, {}, "lost", "nobody saw its end"),
+    ],
+)
+def test_a_run_that_had_no_end_to_miss_is_not_lost(
+    tmp_path: Path, run: dict[str, str], config: dict[str, object], state: str, words: str
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"config": config}))
+    end = end_from(run, {}, tmp_path, last=7.0, daemon_said="the daemon got SIGTERM and stops")
+    assert (end.state, end.ended) == (state, 7.0)
+    assert words in end.text
+    assert end_from(run, {}, tmp_path, last=7.0).state == "lost", "killed: nobody was asked to stop it"
 
 
 @pytest.mark.parametrize("broken", ["missing", "damaged", "foreign", "newer"])

@@ -41,8 +41,13 @@ async def test_a_bisection_from_the_crash_to_the_culprit(rig: Rig) -> None:
     assert isinstance(plan, Accepted)
     assert "a rehearsal, the fault ima was injected" in plan.plan[0]
     assert plan.plan[1] == (
-        "reserve engine 1 of 2 (in-fleet): out of the rotation until it ends, then back on its own flags"
+        "reserve 1 of 2 engines (1), in-fleet: out of the rotation until the bisection ends, then back on its own flags"
     )
+    pinned = next(line for line in plan.plan if "the same in every arm" in line)
+    toggles = next(line for line in plan.plan if line.startswith("toggles: "))
+    for name in toggles.removeprefix("toggles: ").split(", "):
+        assert f"--{name.partition('=')[0].replace('_', '-')} " not in pinned, "what is tried is not pinned"
+    assert pinned.count("--random-seed") == 1
     assert not rig.bisect(), "a dry run begins nothing"
     before = rig.flags("1")
     cell = await rig.bisection(toggles=TOGGLES, mode="in-fleet", engine="1")

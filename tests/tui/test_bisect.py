@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rltop.bisect.story import story_of
+from rltop.bisect.story_of import story_of
 from rltop.protocol.messages import Accepted, Rejected
 from rltop.tui.screens.bisect import BisectScreen, EvidenceDialog
 from rltop.tui.screens.plan import PlanDialog

@@ -15,7 +15,8 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.screen import Screen
 
-from rltop.bisect.story import Story, TrialStory, story_of
+from rltop.bisect.story import Story, TrialStory
+from rltop.bisect.story_of import story_of
 from rltop.protocol.messages import LinesAnswer
 from rltop.tui.keymap import Context, find, hints, works
 from rltop.tui.keytable import KEYS
