@@ -142,10 +142,16 @@ class Attachment:
     @guarded
     def train_step(self, rollout_id: Any, step_id: Any) -> None:
         """An optimizer step begins."""
+        self._trains()
         rollout, step = _whole(rollout_id), _whole(step_id)
         if rollout is not None and step is not None:
             self._train_at = (rollout, step)
             self._note_rollout(rollout)
+
+    def _trains(self) -> None:
+        """Only a trainer's process does what was just done, whoever told nothing of it."""
+        if self.role not in ("trainer", "critic"):
+            self.role = "trainer"
 
     def _note_rollout(self, rollout: int) -> None:
         self.rollout_id = rollout
@@ -227,11 +233,12 @@ class Attachment:
         rollout = _whole(rollout_id)
         if not self.active or rollout is None or not isinstance(data, Mapping) or not data:
             return
+        self._trains()
         if not self._first_time("tokens", rollout) or not self._holds_tokens():
             return
         self._note_rollout(rollout)
         found, absent = slime_tokens.gaps(data, slice_mask=_slicer())
-        role, rank = self.role or "trainer", self._rank()
+        role, rank = self.role, self._rank()
         shown = [gap for gap in found if gap.pair != "ref_engine" or rollout == self._first_seen]
         values = {name: value for gap in shown for name, value in gap.metrics().items()}
         if values and self._peer() < MANY_RANKS:
