@@ -1,4 +1,4 @@
-"""A bisection as a page for a bug report (Markdown) and as data (JSON schema 1). Pure: what is known in, text out.
+"""A bisection as a page for a bug report, in Markdown (as data: `rltop.bisect.export_json`). Pure: text out.
 
 Written for whoever maintains the engine and never heard of rltop: what crashes, which features it takes and how sure
 that is, what to type to see it, what to turn off meanwhile. Nothing in it was not seen: the matrix has every trial,
@@ -11,12 +11,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from rltop.bisect.recipe import recipe
 from rltop.bisect.story import Story, TrialStory, minutes_text, percent
 
-SCHEMA = 1
-"""Of the JSON."""
 LEAST_SHOWN = 0.005
 """Culprits believed less than this are left out of the page."""
 _TITLES: Mapping[str, str] = {
@@ -37,9 +35,15 @@ class Evidence:
     """`sglang`, or which stand-in it was."""
     versions: Mapping[str, str] = field(default_factory=dict)
     argv: Sequence[str] = ()
-    """The launch with everything on, every value pinned that a toggle would move."""
+    """The launch with everything on, every value pinned that a toggle would move: what all trials stand on."""
+    crashed: Sequence[str] = ()
+    """The launch that crashed first, as it was."""
     smallest: Sequence[str] = ()
-    """The launch with nothing on but the culprit."""
+    """The launch of the trial that crashed with the fewest features on; empty: none crashed with any of them off."""
+    smallest_on: Sequence[str] = ()
+    """What was on in it."""
+    crashes_min: Sequence[float | None] = ()
+    """Crashes with everything on that were no trials, the hunted one first: minutes of service. None: unknown."""
     env: Mapping[str, str] = field(default_factory=dict)
     pins: Sequence[str] = ()
     log: Sequence[str] = ()
@@ -48,80 +52,21 @@ class Evidence:
     """What could not be had, and why."""
 
 
-def as_json(story: Story, evidence: Evidence) -> dict[str, Any]:
-    """Schema 1."""
-    story = _nameless(story)
-    verdict, kernel, crash = story.verdict, story.kernel, story.crash
-    return {
-        "schema": SCHEMA,
-        "title": title(story, evidence),
-        "id": story.id,
-        "state": story.state,
-        "culprit": None if verdict is None or verdict.culprit is None else list(verdict.culprit),
-        "probability": None if verdict is None else round(verdict.p, 4),
-        "text": verdict.text if verdict is not None else story.headline(),
-        "left": [{"culprit": list(names), "probability": round(p, 4)} for names, p in verdict.left] if verdict else [],
-        "rehearsal": story.rehearsal or None,
-        "crash": {
-            "fingerprint": crash.fingerprint,
-            "cause": crash.cause,
-            "phase": crash.phase,
-            "weight_version": crash.weight_version,
-        },
-        "kernel": None
-        if kernel is None
-        else {"name": kernel.name, "block": kernel.block or None, "source": kernel.source, "weaker": kernel.weaker},
-        "minutes": round(story.minutes, 2),
-        "engines": len(story.engines),
-        "toggles": list(story.toggles),
-        "fixed": list(story.fixed),
-        "posterior": [{"culprit": list(one.culprit), "words": one.words, "p": one.p} for one in story.posterior],
-        "involved": dict(story.involved),
-        "facts": [{"fact": one.text, "moves": [[list(names), x] for names, x in one.moves]} for one in story.facts],
-        "traffic": {"source": story.traffic, "requests": story.requests, "concurrency": story.concurrency},
-        "trials": [_trial_json(trial) for trial in story.trials],
-        "workarounds": [{"off": name, "argv": list(argv), "quiet_min": quiet} for name, argv, quiet in _around(story)],
-        "kind": evidence.kind,
-        "versions": dict(evidence.versions),
-        "argv": list(evidence.argv),
-        "smallest_argv": list(evidence.smallest),
-        "env": dict(evidence.env),
-        "pins": list(evidence.pins),
-        "log": list(evidence.log),
-        "notes": [*story.notes, *evidence.missing],
-    }
-
-
-def _trial_json(trial: TrialStory) -> dict[str, Any]:
-    return {
-        "n": trial.n,
-        "on": list(trial.on),
-        "off": list(trial.off),
-        "outcome": trial.outcome,
-        "counts": trial.counts,
-        "minutes": round(trial.minutes, 3),
-        "fingerprint": trial.fingerprint or None,
-        "kernel": trial.kernel or None,
-        "note": trial.note,
-        "argv": list(trial.argv),
-    }
-
-
 def as_markdown(story: Story, evidence: Evidence) -> str:
     """The page."""
-    story = _nameless(story)
+    story = nameless(story)
     lines = [f"# {title(story, evidence)}", ""]
     if story.rehearsal:
         lines += [f"> **A rehearsal, not a bug report:** {story.rehearsal}.", ""]
     lines += [*_summary(story), ""]
-    lines += [*_combinations(story), *_workarounds(story), *_reproduce(story, evidence), *_confidence(story)]
+    lines += [*_combinations(story, evidence), *_workarounds(story), *_reproduce(story, evidence), *_confidence(story)]
     lines += [*_facts(story), *_matrix(story), *_environment(story, evidence), *_log(story, evidence)]
     return "\n".join(lines) + "\n"
 
 
-def _nameless(story: Story) -> Story:
+def nameless(story: Story) -> Story:
     """Whoever stopped it, and why, is nobody's business."""
-    if story.state != "stopped" or story.verdict is None:
+    if story.state != "stopped" or story.verdict is None or story.cut_off:
         return story
     return replace(story, verdict=replace(story.verdict, text="ended by its operator before it was clear"))
 
@@ -147,7 +92,7 @@ def _summary(story: Story) -> Iterator[str]:
     yield f"- crash: `{_code(crash.fingerprint)}`" + (f": {_line(crash.cause)}" if crash.cause else "")
     if story.kernel is not None:
         kernel = story.kernel
-        where = f", block {kernel.block}" if kernel.block else ""
+        where = f", {kernel.where()}" if kernel.where() else ""
         weaker = ", which is weaker: it tells the launch, not the fault" if kernel.weaker else ""
         yield f"- kernel: `{_code(kernel.name)}`{_line(where)} (from {_line(kernel.source)}{weaker})"
     else:
@@ -155,14 +100,13 @@ def _summary(story: Story) -> Iterator[str]:
     exposed = sum(trial.minutes for trial in story.trials)
     engines = f"{len(story.engines)} engine{'s' * (len(story.engines) != 1)}"
     yield f"- {story.counts()}, on {engines}, {minutes_text(exposed)} under traffic"
-    traffic = ", ".join(
-        [
-            story.traffic or "not known",
-            *([f"{story.requests} requests"] if story.requests else []),
-            *([f"{story.concurrency} at once"] if story.concurrency else []),
-        ]
-    )
-    yield f"- traffic in every trial: {_line(traffic)}"
+    if uncounted := story.uncounted():
+        yield f"- {_line(uncounted)}"
+    for one in story.kernel_runs:
+        yield f"- for the kernel, no trial: {_line(one.why)}: {one.outcome}" + (
+            f" ({_line(one.note)})" if one.note else ""
+        )
+    yield f"- traffic in every trial: {_line(story.traffic_words() or 'not known')}"
     if story.crash.weight_version:
         yield f"- weights in every trial: version {_line(story.crash.weight_version)}"
     if story.verdict is not None and story.verdict.culprit is None and story.verdict.left:
@@ -173,7 +117,7 @@ def _summary(story: Story) -> Iterator[str]:
 # ---------------------------------------------------------------------- what was tried
 
 
-def _combinations(story: Story) -> Iterator[str]:
+def _combinations(story: Story, evidence: Evidence) -> Iterator[str]:
     """One line per set of features, the ones that crashed first: what a reader wants to see before single trials."""
     arms: dict[frozenset[str], list[TrialStory]] = {}
     for trial in story.trials:
@@ -184,6 +128,10 @@ def _combinations(story: Story) -> Iterator[str]:
     yield from ("## Which features it takes", "")
     yield f"| {' | '.join(map(_cell, story.toggles))} | crashed | of trials | time under traffic |"
     yield "|" + "---|" * (len(story.toggles) + 3)
+    if evidence.crashes_min:
+        count, known = len(evidence.crashes_min), [one for one in evidence.crashes_min if one is not None]
+        served = minutes_text(sum(known)) if len(known) == count else "not known"
+        yield f"| {' | '.join(['on'] * len(story.toggles))} | **{count}** | no trial: as it ran before | {served} |"
     for on, trials in sorted(arms.items(), key=lambda item: (-_crashes(item[1]), len(item[0]), sorted(item[0]))):
         states = ["on" if name in on else "**off**" for name in story.toggles]
         exposed = sum(trial.minutes for trial in trials)
@@ -199,25 +147,48 @@ def _crashes(trials: Sequence[TrialStory]) -> int:
     return sum(trial.outcome == "crashed" for trial in trials)
 
 
-def _around(story: Story) -> list[tuple[str, tuple[str, ...], float]]:
-    """Culprit's member -> arguments that turn it alone off, and how long that was quiet without any crash."""
+@dataclass(frozen=True, slots=True)
+class Around:
+    """One member of the culprit, off alone, and never a crash."""
+
+    name: str
+    argv: tuple[str, ...]
+    """How its arguments differ from those with everything on."""
+    quiet_min: float
+    trials: tuple[int, ...]
+
+
+def around(story: Story) -> list[Around]:
+    """Only what trials with everything else on have shown."""
     culprit = story.verdict.culprit if story.verdict is not None and story.state == "found" else None
     found = []
     for name in culprit or ():
         off = {name, *story.aliases.get(name, ())}
         mine = [trial for trial in story.trials if trial.counts and name in trial.off and off.issuperset(trial.off)]
-        quiet = sum(trial.minutes for trial in mine)
-        if mine and quiet and not _crashes(mine):
-            found.append((name, mine[0].argv, round(quiet, 2)))
+        quiet = [trial for trial in mine if trial.minutes > 0 and not trial.runs]
+        if quiet and not _crashes(mine):
+            minutes = round(sum(trial.minutes for trial in quiet), 2)
+            found.append(Around(name, quiet[0].argv, minutes, tuple(trial.n for trial in quiet)))
     return found
 
 
 def _workarounds(story: Story) -> Iterator[str]:
-    if found := _around(story):
-        yield from ("## Workaround", "", "No crash with one of these off and everything else on:", "")
-        for name, argv, quiet in found:
-            how = f": `{_code(', '.join(argv))}`" if argv else ""
-            yield f"- {_line(name)} off ({minutes_text(quiet)}){how}"
+    if found := around(story):
+        yield from ("## Workaround", "")
+        one = "One of these is enough. " if len(found) > 1 else ""
+        yield f"{one}Everything else stayed on, and it did not crash:"
+        for one_off in found:
+            numbers = ", ".join(map(str, one_off.trials))
+            told = f"trial{'s' * (len(one_off.trials) > 1)} {numbers}, {minutes_text(one_off.quiet_min)} under traffic"
+            yield from ("", f"**{_line(one_off.name)} off** ({told})", "")
+            how = recipe(one_off.argv)
+            for line in how.lines():
+                label, _, text = line.partition(": ")
+                yield f"- {label}: `{_code(text)}`"
+            if not how.lines():
+                yield "- nothing on its command line differs: it is in how the engine is used"
+            for option in how.slime_sets:
+                yield f"- slime sets `--{_code(option.removeprefix('--'))}` itself"
         yield ""
 
 
@@ -231,7 +202,7 @@ def _matrix(story: Story) -> Iterator[str]:
         states = ["on" if name in trial.on else "**off**" for name in story.toggles]
         remark = [] if trial.counts else ["not counted"]
         remark += [trial.note] if trial.note else []
-        if trial.fingerprint and trial.fingerprint != story.crash.fingerprint:
+        if trial.fingerprint not in ("", story.crash.fingerprint) and trial.fingerprint not in trial.note:
             remark.append(f"`{_code(trial.fingerprint)}`")
         remark += [f"`{_code(trial.kernel)}`"] if trial.kernel else []
         told = f"**{trial.outcome}**" if trial.outcome == "crashed" else trial.outcome
@@ -277,19 +248,28 @@ def _facts(story: Story) -> Iterator[str]:
 
 
 def _reproduce(story: Story, evidence: Evidence) -> Iterator[str]:
-    if not evidence.argv:
+    """Only launches that were really made, each with what became of it."""
+    if not (evidence.crashed or evidence.smallest):
         return
     yield from ("## To reproduce", "")
     if evidence.smallest:
-        yield "The fewest features that crash:"
+        ran = [one for one in story.trials if one.counts and set(one.on) == set(evidence.smallest_on) and not one.runs]
+        crashed = [one for one in ran if one.outcome == "crashed"]
+        after = ", ".join(minutes_text(one.minutes) for one in crashed)
+        on = ", ".join(evidence.smallest_on) or "none of them"
+        yield (
+            f"With the fewest features that crashed ({_line(on)}): {len(crashed)} of {len(ran)} "
+            f"trial{'s' * (len(ran) != 1)} crashed, after {after} under the traffic above:"
+        )
         yield from ("", *_fenced([_command(evidence.env, evidence.smallest)], "sh"), "")
-        yield "Everything on:"
-    else:
-        yield "Everything on:"
-    yield from ("", *_fenced([_command(evidence.env, evidence.argv)], "sh"), "")
+    if evidence.crashed:
+        first = evidence.crashes_min[0] if evidence.crashes_min else None
+        after = f", after {minutes_text(first)} of service" if first is not None else ""
+        yield f"As it crashed first{after}:"
+        yield from ("", *_fenced([_command(evidence.env, evidence.crashed)], "sh"), "")
     if evidence.pins:
         pins = ", ".join(f"`{_code(pin)}`" for pin in evidence.pins)
-        yield f"Written out because a feature would move it by itself, the same in every trial: {pins}."
+        yield f"In every trial this was written out, because a feature would move it by itself: {pins}."
         yield ""
 
 
@@ -310,7 +290,7 @@ def _environment(story: Story, evidence: Evidence) -> Iterator[str]:
         yield f"- {_line(name)} {_line(version)}"
     if not evidence.versions:
         yield "- not known"
-    remarks = [*story.notes, *evidence.missing]
+    remarks = list(dict.fromkeys([*story.notes, *evidence.missing]))
     yield from ["", "## Remarks", "", *(f"- {_line(note)}" for note in remarks)] if remarks else []
     yield ""
 

@@ -14,11 +14,13 @@ import getpass
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import rltop
-from rltop.bisect.export import Evidence, as_json, as_markdown
+from rltop.bisect.export import Evidence, as_markdown
+from rltop.bisect.export_json import as_json
 from rltop.bisect.story import Story
 from rltop.bisect.story_of import story_of
 from rltop.cli.bisect_find import Found, find
@@ -26,10 +28,11 @@ from rltop.cli.connect import Place, running
 from rltop.cli.output import note, print_json
 from rltop.client import Client
 from rltop.errors import RltopError
+from rltop.evidence.access import without_access
 from rltop.runs.scrub import Scrub
 
 if TYPE_CHECKING:
-    from rltop.daemon.bisect_record import Record
+    from rltop.daemon.bisect_record import Record, TrialRow
 
 MODULES = {"sglang": "sglang.launch_server", "cpu": "rltop.train.cpu_engine", "null": "rltop.train.null_engine"}
 BEFORE, AFTER = 12, 48
@@ -75,12 +78,15 @@ def gathered(place: Place, found: Found) -> tuple[Story, Evidence]:
     if record is not None and record.subject.version:
         versions.setdefault("sglang", record.subject.version)
     versions["rltop"] = rltop.__version__
-    argv, smallest = _command_lines(record, found.story)
+    lines = _command_lines(record, crash)
     evidence = Evidence(
         kind=record.subject.kind if record is not None else "",
         versions={name: scrub.text(version) for name, version in versions.items()},
-        argv=scrub.argv(argv),
-        smallest=scrub.argv(smallest),
+        argv=scrub.argv(lines.everything),
+        crashed=scrub.argv(lines.crashed),
+        smallest=scrub.argv(lines.smallest),
+        smallest_on=lines.smallest_on,
+        crashes_min=_crashes(record),
         env=scrub.environment(record.ground.config.env) if record is not None else {},
         pins=[scrub.text(pin) for pin in _pins(record)],
         log=[scrub.text(line) for line in excerpt(files.get("log", b""), crash.get("crash") or {})],
@@ -119,20 +125,44 @@ def _users() -> list[str]:
 # ---------------------------------------------------------------------- arguments
 
 
-def _command_lines(record: Record | None, story: Story) -> tuple[Sequence[str], Sequence[str]]:
-    """The launch with everything on, and with nothing on but the culprit (empty: not known, or the same)."""
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Command lines that were run, but for `everything`, which all of them were made from. Empty: not known."""
+
+    everything: Sequence[str] = ()
+    crashed: Sequence[str] = ()
+    smallest: Sequence[str] = ()
+    smallest_on: Sequence[str] = ()
+
+
+def _command_lines(record: Record | None, crash: Mapping[str, Any]) -> _Lines:
     if record is None:
-        return (), ()
+        return _Lines()
     from rltop.engines.ground import arm
 
     subject, base = record.subject, record.ground
     head = ["python", "-m", MODULES.get(subject.kind, subject.kind), "--model-path", subject.model_path]
-    everything = [*head, *base.config.args]
-    verdict = story.verdict
-    if story.state != "found" or verdict is None or not verdict.culprit:
-        return everything, ()
-    made = arm(subject, base, [name for name in base.toggles if name not in verdict.culprit])
-    return everything, [*head, *made.config.args] if made.config is not None and made.config != base.config else ()
+    args = crash.get("args")
+    first = [*head, *(map(str, args) if isinstance(args, list) else subject.config.args)]
+    rows = [row for row in record.trials if row.counts and row.outcome == "crashed"]
+    least = min(rows, key=lambda row: (len(_on(row)), row.n), default=None)
+    if least is None or set(_on(least)) == set(base.toggles):
+        return _Lines([*head, *base.config.args], first)
+    made = arm(subject, base, [name for name in base.toggles if name not in least.asked_on])
+    ran = [*head, *made.config.args] if made.config is not None else []
+    return _Lines([*head, *base.config.args], first, ran, _on(least) if ran else ())
+
+
+def _on(row: TrialRow) -> tuple[str, ...]:
+    return row.asked_on if row.on is None else row.on
+
+
+def _crashes(record: Record | None) -> list[float | None]:
+    """The hunted one and those of its kind before it, in minutes of service."""
+    if record is None:
+        return []
+    scale, first = record.time_scale, record.crash.minutes
+    return [None if first is None else first * scale, *(minutes * scale for _, minutes in record.earlier)]
 
 
 def _pins(record: Record | None) -> list[str]:
@@ -215,8 +245,11 @@ def _mapping(data: bytes | None) -> Mapping[str, Any]:
 
 
 def excerpt(data: bytes, crash: Mapping[str, Any]) -> list[str]:
-    """The lines around the first one that the crash was recognised by; without any, the last ones."""
-    lines = [line[:LONGEST_LINE] for line in data.decode(errors="replace").splitlines()]
+    """The lines around the first one that the crash was recognised by; without any, the last ones.
+
+    Access lines of requests that went well are left out; the readings of rltop itself are most of them.
+    """
+    lines = [line[:LONGEST_LINE] for line in without_access(data.decode(errors="replace").splitlines())]
     at = None
     number = crash.get("line")
     for one in crash.get("evidence") or ():

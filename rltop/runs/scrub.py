@@ -24,9 +24,9 @@ _EVERYDAY = frozenset(
 )
 """Names that are words as well: only taken out of paths and addresses, for they stand everywhere else too."""
 _ASSIGNED = re.compile(
-    r"(?<![#\w])(?P<name>[A-Za-z][\w.-]*)(?P<sep>[\"']?\s*[=:]\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"',;&)}\]]+)"
+    r"(?<![#\w])(?P<name>#?[A-Za-z][\w.-]*)(?P<sep>[\"']?\s*[=:]\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"',;&)}\]]+)"
 )
-"""`#token: 12` of a log is a count."""
+"""`#token: 12` and `#new-token: 12` of a log are counts."""
 _FLAG = re.compile(r"(?P<name>--[\w-]+)(?P<sep>\s+)(?P<value>[^\s-][^\s\"',]*)")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _LONG_SECRET = re.compile(
@@ -45,7 +45,9 @@ _INSIDE = re.compile(
 _PATH = re.compile(
     r"(?<![\w.:/<])(?:~|/)(?:[^\s\"'`,;:()<>|=\[\]{}]*/)+[^\s\"'`,;:()<>|=\[\]{}]*|(?<![\w.:/<])~?/[\w.+-]{2,}"
 )
-_PACKAGES = re.compile(r".*/(?:site-packages|dist-packages|python)/(?=[A-Za-z_])")
+_PACKAGES = re.compile(r".*/(?:site-packages|dist-packages|python|lib/python3\.\d+)/(?=[A-Za-z_])")
+_ROUTE = re.compile(r"/[a-z_]{2,40}")
+_METHODS = ("GET ", "HEAD ", "POST ", "PUT ", "DELETE ")
 _HARMLESS = ("/dev/", "/proc/", "/generate", "/health", "/flush_cache", "/server_info", "/metrics", "/v1/")
 _HOST_FLAG = re.compile(r"--?(?:[\w-]*-)?(?:host|addr|address|ip|endpoint|url|master)$")
 _NO_NEWS = frozenset({"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "HOSTNAME", "VIRTUAL_ENV", "TMPDIR"})
@@ -109,7 +111,7 @@ class Scrub:
 def _assigned(match: re.Match[str]) -> str:
     """`HF_TOKEN=abc`, `api_key='abc'` and `--api-key abc` without what they hold."""
     name, sep, value = match["name"], match["sep"], match["value"]
-    if value in ("None", "null", "True", "False") or not is_secret(name):
+    if name.startswith("#") or value in ("None", "null", "True", "False") or not is_secret(name):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{name}{sep}{quote}{SECRET}{quote}"
@@ -123,6 +125,8 @@ def _url(match: re.Match[str]) -> str:
 def _path(match: re.Match[str]) -> str:
     path = match[0]
     if path.startswith(_HARMLESS) or path == "/":
+        return path
+    if _ROUTE.fullmatch(path) and match.string[: match.start()].endswith(_METHODS):
         return path
     below = _PACKAGES.sub("", path)
     if below != path:

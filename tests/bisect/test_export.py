@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from rltop.bisect.export import Evidence, as_json, as_markdown
+from rltop.bisect.export import Evidence, as_markdown
+from rltop.bisect.export_json import as_json
+from rltop.bisect.recipe import recipe
 from rltop.bisect.story import Story, arm_words, minutes_text, percent
 from rltop.bisect.story_of import story_of
 from tests.bisect.stories import CULPRIT, ended, found, running, trial
@@ -26,7 +28,10 @@ EVIDENCE = Evidence(
         "1",
         "--trust-remote-code",
     ],
+    crashed=["python", "-m", "sglang.launch_server", "--model-path", "PATH/qwen", "--trust-remote-code"],
     smallest=["python", "-m", "sglang.launch_server", "--model-path", "PATH/qwen", "--disable-overlap-schedule"],
+    smallest_on=CULPRIT,
+    crashes_min=[12.0, None],
     env={"CUDA_LAUNCH_BLOCKING": "0"},
     pins=["--page-size 1"],
     log=["Traceback", "```", "CUDA error: an illegal memory access was encountered"],
@@ -52,7 +57,10 @@ def test_a_maintainer_finds_what_crashes_how_sure_it_is_and_what_to_type() -> No
     assert "| 1 | **off** | on | on | on | quiet | 30 min |  |" in told
     assert "| cuda_graph x speculative | 71.0% |" in told
     assert "none of these | 0.4" not in told, "what is hardly believed is left out"
-    assert "- speculative off (28 min): `- --speculative-algorithm NGRAM`" in told
+    assert "| on | on | on | on | **2** | no trial: as it ran before | not known |" in told
+    assert "**speculative off** (trial 2, 28 min under traffic)\n\n- SGLang, leave out: `--speculative-algo" in told
+    assert "- slime, leave out: `--sglang-speculative-algorithm NGRAM`" in told
+    assert "- SGLang, add: `--disable-cuda-graph`\n- slime, add: `--sglang-disable-cuda-graph`\n" in told
     assert "CUDA_LAUNCH_BLOCKING=0 \\\n  python -m sglang.launch_server \\\n  --model-path PATH/qwen" in told
     assert "- torch 2.9.1" in told
     assert "ana" not in told
@@ -61,8 +69,89 @@ def test_a_maintainer_finds_what_crashes_how_sure_it_is_and_what_to_type() -> No
 
 
 def test_the_command_of_the_page_is_one_for_the_shell() -> None:
-    block = page(found()).split("Everything on:")[1].split("```")[1].removeprefix("sh\n")
-    assert shlex.split(block.replace("\\\n", " ")) == ["CUDA_LAUNCH_BLOCKING=0", *EVIDENCE.argv]
+    block = page(found()).split("As it crashed first, after 12 min of service:")[1].split("```")[1].removeprefix("sh\n")
+    assert shlex.split(block.replace("\\\n", " ")) == ["CUDA_LAUNCH_BLOCKING=0", *EVIDENCE.crashed]
+
+
+def test_only_what_was_run_is_said_to_crash_and_to_be_quiet() -> None:
+    told = page(found())
+    assert (
+        "With the fewest features that crashed (cuda_graph, speculative): 1 of 1 trial crashed, after 3.2 min" in told
+    )
+    twice = [*found()["trials"], trial(4, ["deepep", "overlap_schedule"], "quiet", 9.0)]
+    assert "(cuda_graph, speculative): 1 of 2 trials crashed" in page(found(trials=twice))
+    never = page(found(), Evidence(crashed=["python", "-m", "x"]))
+    assert "fewest features" not in never, "none crashed with anything off"
+    assert "As it crashed first:" in never
+    running_still = [trial(1, ["cuda_graph"], "running", 9.0), trial(2, ["speculative"], "quiet", 0.0)]
+    assert "## Workaround" not in page(found(trials=running_still)), "neither was quiet for any time"
+
+
+def test_the_kernel_has_its_line_and_the_exception_and_extra_runs_are_no_trials() -> None:
+    kernel = {"name": "f", "block": "(1,0,0), thread (64,0,0)", "place": "s.py:9", "exception": "Warp Illegal Address"}
+    cell = found(
+        kernel=kernel | {"source": "core dump, cuda-gdb", "weaker": False},
+        kernel_runs=[{"engine": "0", "why": "once more, with core dumps", "outcome": "crashed", "minutes": 2.0}],
+    )
+    told = page(cell)
+    where = "s.py:9, block (1,0,0), thread (64,0,0): Warp Illegal Address"
+    assert f"- kernel: `f`, {where} (from core dump, cuda-gdb)" in told
+    assert "- for the kernel, no trial: once more, with core dumps: crashed" in told
+    data = as_json(story(cell), EVIDENCE)
+    assert (data["kernel"]["place"], data["kernel"]["exception"]) == ("s.py:9", "Warp Illegal Address")
+    assert data["kernel_runs"] == [
+        {"why": "once more, with core dumps", "outcome": "crashed", "minutes": 2.0, "note": ""}
+    ]
+
+
+def test_crashes_of_another_kind_are_counted_apart() -> None:
+    rows = [*found()["trials"], trial(4, [], "crashed", 1.0, counts=False, fingerprint="oom/serve/1")]
+    told = page(found(trials=rows))
+    assert "4 trials: 1 crashed, 2 quiet, 1 crashed of another kind" in told
+    assert "- 1 not counted: 1 another crash (oom/serve/1)" in told
+    assert "3 trials: 1 crashed, 1 crashed of another kind" in page(
+        found(counts={"trials": 3, "crashed": 1, "other": 1})
+    )
+
+
+def test_a_run_that_went_down_says_so_in_the_report() -> None:
+    assert "the run went down" in page(ended("stopped", "the run went down", cut_off=True))
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (
+            ["+ --disable-radix-cache"],
+            ["SGLang, add: --disable-radix-cache", "slime, add: --sglang-disable-radix-cache"],
+        ),
+        (
+            ["- --attention-backend fa3", "+ --attention-backend triton"],
+            ["SGLang, add: --attention-backend triton", "slime, add: --sglang-attention-backend triton"],
+        ),
+        (
+            ["- --speculative-algorithm EAGLE", "- --enable-memory-saver", "+ SGLANG_X=1", "- Y=2"],
+            [
+                "SGLang, leave out: --speculative-algorithm EAGLE --enable-memory-saver",
+                "slime, leave out: --sglang-speculative-algorithm EAGLE",
+                "environment, set: SGLANG_X=1",
+                "environment, unset: Y",
+            ],
+        ),
+        (["- Z (not inherited any more)"], ["environment, unset: Z"]),
+        (["- A=1", "+ A=0"], ["environment, set: A=0"]),
+        (['+ --json {"a": 1}'], ["SGLang, add: --json '{\"a\": 1}'", "slime, add: --sglang-json '{\"a\": 1}'"]),
+        (["+ --random-seed 7"], ["SGLang, add: --random-seed 7"]),
+        (["the same", ""], []),
+    ],
+)
+def test_what_turns_a_feature_off_is_ready_to_paste(lines: list[str], told: list[str]) -> None:
+    made = recipe(lines)
+    assert made.lines() == told
+    for line in told:  # a shell takes each apart into whole words again
+        assert shlex.split(line)
+    own = [line[2:] for line in lines if "memory-saver" in line or "random-seed" in line]
+    assert list(made.slime_sets) == own
 
 
 def test_a_log_cannot_end_its_own_block() -> None:
@@ -112,8 +201,8 @@ def test_who_stopped_it_is_left_out() -> None:
 def test_a_member_that_crashed_without_it_is_no_workaround() -> None:
     trials = [*found()["trials"], trial(4, ["speculative"], "crashed", 1.0)]
     told = page(found(trials=trials))
-    assert "- speculative off" not in told
-    assert "- cuda_graph off (30 min)" in told
+    assert "**speculative off**" not in told
+    assert "**cuda_graph off** (trial 1, 30 min under traffic)" in told
 
 
 def test_the_data_is_json_and_has_names() -> None:
@@ -124,13 +213,17 @@ def test_the_data_is_json_and_has_names() -> None:
         "off": "speculative",
         "argv": ["- --speculative-algorithm NGRAM"],
         "quiet_min": 28,
+        "trials": [2],
+        "add": [],
+        "leave_out": ["--speculative-algorithm NGRAM"],
+        "env": [],
+        "unset": [],
+        "slime_add": None,
+        "slime_leave_out": "--sglang-speculative-algorithm NGRAM",
     }
-    assert told["kernel"] == {
-        "name": "build_tree_efficient",
-        "block": "12, 0, 0",
-        "source": "core dump",
-        "weaker": False,
-    }
+    assert told["kernel"]["name"] == "build_tree_efficient"
+    assert told["kernel"]["block"] == "12, 0, 0"
+    assert (told["smallest_on"], told["crashes_min"]) == (CULPRIT, [12.0, None])
     assert "who" not in told
 
 

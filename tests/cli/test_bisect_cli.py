@@ -211,7 +211,10 @@ def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: C
             assert word not in told, word
         file = tmp_path / "report.json"
         assert main(["bisect", "export", "--run", "gone", "--to", "json", "-o", str(file)]) == 0
-        assert json.loads(file.read_text())["smallest_argv"]
+        data = json.loads(file.read_text())
+        assert data["smallest_on"] == ["cuda_graph"]
+        assert "--speculative-algorithm" not in data["smallest_argv"]
+        assert "--speculative-algorithm" in data["crashed_argv"]
         (info.path / "bisect" / "1" / "record.json").write_text("{")
         assert main(["bisect", "export", "--run", "gone"]) == 1
         assert "it cannot be read" in capsys.readouterr().err
@@ -293,7 +296,9 @@ def test_from_the_crash_to_the_report_in_the_shell(tmp_path: Path, capsys: Captu
         told = capsys.readouterr().out
         assert "with radix_cache (SGLang" in told
         assert "> **A rehearsal, not a bug report:**" in told
-        assert "- radix_cache off (" in told
+        assert "**radix_cache off** (trial" in told
+        assert "- SGLang, add: `--disable-radix-cache`\n- slime, add: `--sglang-disable-radix-cache`" in told
+        assert "of service:" in told.split("As it crashed first")[1]
         assert "illegal memory access was encountered" in told
         assert str(tmp_path) not in told
         assert "ticket 7" not in told

@@ -35,6 +35,10 @@ SCRUB = Scrub(hosts=("gpu-node-17", "gpu-node-17.lab.example.org"), users=("mall
             'File "sglang/srt/managers/scheduler.py", line 61, in run',
         ),
         (
+            'File "/usr/lib/python3.11/multiprocessing/process.py", line 108, in run',
+            'File "multiprocessing/process.py", line 108, in run',
+        ),
+        (
             'File "/sgl-workspace/sglang/python/sglang/srt/utils.py", line 6',
             'File "sglang/srt/utils.py", line 6',
         ),
@@ -48,6 +52,8 @@ def test_what_is_taken_out(line: str, left: str) -> None:
     "line",
     [
         "[2026-11-30 04:04:01] Decode batch, #running-req: 12, #token: 4711, token usage: 0.42, cuda graph: True",
+        "[2026-11-30 04:04:01] Prefill batch, #new-seq: 1, #new-token: 27, #cached-token: 0, #pending-token: 0",
+        '[2026-11-30 04:04:01] "POST /weights_checker HTTP/1.1" 500 Internal Server Error',
         "[2026-11-30 04:04:01 TP0] Scheduler hit an exception: Traceback (most recent call last):",
         "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
         "kernel void fused_moe<float, 128>(int const*, float*) at block (12, 0, 0)",

@@ -17,6 +17,7 @@ from textual.screen import Screen
 
 from rltop.bisect.story import Story, TrialStory
 from rltop.bisect.story_of import story_of
+from rltop.evidence.access import without_access
 from rltop.protocol.messages import LinesAnswer
 from rltop.tui.keymap import Context, find, hints, works
 from rltop.tui.keytable import KEYS
@@ -35,7 +36,7 @@ from rltop.tui.widgets.bisect_view import (
     matrix_width,
     story_rows,
 )
-from rltop.tui.widgets.engine_details import log_rows, without_access
+from rltop.tui.widgets.engine_details import log_rows
 from rltop.tui.widgets.engine_parts import rule_row
 from rltop.tui.widgets.header import header_rows
 from rltop.tui.widgets.pane import Pane

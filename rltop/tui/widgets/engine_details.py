@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from rltop.tui.fleet import AbView, EngineView, FleetView, Signal
@@ -15,8 +14,6 @@ from rltop.tui.widgets.engine_cells import state_cell, version_text
 
 _LABEL = 11
 _NEWS_S = 60.0
-_ACCESS = re.compile(r'"(?:GET|POST|PUT|HEAD|DELETE) \S+ HTTP/[0-9.]+" 2\d\d\b')
-"""An access line of uvicorn, of a request that was answered well."""
 
 
 def _pair(label: str, text: str, width: int, style: str = "text") -> Iterator[Row]:
@@ -170,11 +167,6 @@ def log_rows(lines: Sequence[str], why: str, frame: Frame, width: int) -> list[R
             if not rest:
                 break
     return out
-
-
-def without_access(lines: Sequence[str]) -> list[str]:
-    """The lines without those of good HTTP requests: an engine under load writes hundreds a second of them."""
-    return [line for line in lines if not _ACCESS.search(line)]
 
 
 def _log_style(line: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
+from rltop.evidence.access import without_access
 from rltop.protocol.messages import LinesAnswer
 from rltop.tui.engine_scene import Scene
 from rltop.tui.operations import op_of
@@ -16,7 +17,7 @@ from rltop.tui.rows import Row, Span, crop, plain_text, row_cells, split
 from rltop.tui.staging import Staging
 from rltop.tui.text import wrap
 from rltop.tui.view import Frame
-from rltop.tui.widgets.engine_details import ab_rows, log_rows, status_rows, without_access
+from rltop.tui.widgets.engine_details import ab_rows, log_rows, status_rows
 from rltop.tui.widgets.toggles import TogglesSection
 
 SECTIONS = {"status": "Status", "toggles": "Toggles", "log": "Log", "ab": "A/B"}
