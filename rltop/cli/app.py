@@ -188,9 +188,26 @@ def up(
 
 @app.command()
 def watch(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[ssh://HOST]", help="Where the run is; default: this machine.")
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", metavar="FILE", help="A log, a directory of logs, or a pattern; may be repeated."),
+    ] = None,
     engine: Annotated[
         list[str] | None, typer.Option("--engine", metavar="URL", help="An SGLang server; may be repeated.")
     ] = None,
+    ray: Annotated[
+        str,
+        typer.Option("--ray", metavar="ADDRESS", help="Ray's dashboard (http://HEAD:8265), or a `ray status` file."),
+    ] = "",
+    args: Annotated[
+        str, typer.Option("--args", metavar="FILE", help="The launch script or the arguments of the run.")
+    ] = "",
+    start: Annotated[
+        Literal["start", "end"], typer.Option("--from", help="Read logs that are there from their start, or their end.")
+    ] = "start",
     control: Annotated[
         bool, typer.Option("--control", help="Flush, pause, continue and profile from the dashboard.")
     ] = False,
@@ -201,19 +218,39 @@ def watch(
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     as_json: Json = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Only ASCII characters on the screen.")] = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
 ) -> int:
-    """The dashboard over engines that others run.
+    """The dashboard of a run that knows nothing of rltop: its logs, its engines, its Ray cluster (docs/watch.md).
 
     Reads only, except for what SGLang's HTTP API allows (--control). Nothing that others run is started or stopped.
     """
+    from rltop.cli.watch import Subjects
     from rltop.cli.watch import watch as run_watch
 
     if as_json and not headless:
-        raise RltopError("--json goes with --headless", where="watch", do="rltop watch --engine URL --headless --json")
-    if not engine:
-        raise RltopError("say which engines", where="watch", do="rltop watch --engine http://host:30000")
+        raise RltopError("--json goes with --headless", where="watch", do="rltop watch --log FILE --headless --json")
+    if not (engine or log or ray):
+        do = "rltop watch --log train.log, rltop watch --engine http://host:30000"
+        raise RltopError("say what to watch", where="watch", do=do)
+    subjects = Subjects(engines=engine or (), logs=log or (), ray=ray, args=args, start=start)
+    if target is not None or via is not None:
+        from rltop.cli.connect import Place
+        from rltop.cli.watch_far import watch_far
+
+        place = Place(target, remote_rltop=remote_rltop, via=via)
+        return watch_far(
+            place,
+            subjects,
+            name=name,
+            control=control,
+            keep=keep,
+            headless=headless,
+            as_json=as_json,
+            ascii_only=ascii_only,
+        )
     return run_watch(
-        engine,
+        subjects,
         name=name,
         control=control,
         keep=keep,

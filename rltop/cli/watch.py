@@ -1,7 +1,8 @@
-"""`rltop watch --engine URL…`: a daemon and its dashboard over engines that others run.
+"""`rltop watch`: a daemon and its dashboard over a run that knows nothing of rltop: its logs, engines, Ray cluster.
 
-Every URL is asked before anything starts. Asked are `/model_info` (cheap, of every release) and, by the daemon,
-`/server_info`, `/metrics` and `/v1/loads`; never `/health` or `/generate`, which run the model.
+Everything that is named is looked at before anything starts, and one mistake starts nothing. Of an engine `/model_info`
+(cheap, of every release) is asked and, by the daemon, `/server_info`, `/metrics` and `/v1/loads`; never `/health` or
+`/generate`, which run the model.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import contextlib
 import json
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from rltop.cli.output import note, print_json
 from rltop.cli.signals import held, raised
@@ -21,23 +25,55 @@ Ask = Callable[[str], tuple[int, bytes]]
 """Address -> status and body. Raises OSError when nobody answers."""
 
 
-def watch(
-    urls: Sequence[str], *, name: str | None, control: bool, keep: bool, headless: bool, as_json: bool, ascii_only: bool
-) -> int:
-    """Look at the engines, start the daemon, show. Returns the exit code.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subjects:
+    """What is to be watched, as it was typed."""
 
-    Raises RltopError: a URL that is none or is no SGLang server (exit code 2), one that does not answer (1), no
-    terminal and not headless.
+    engines: Sequence[str] = ()
+    logs: Sequence[str] = ()
+    ray: str = ""
+    args: str = ""
+    start: Literal["start", "end"] = "start"
+    """Whether logs that are there are read from their start."""
+    directory: Path = field(default_factory=Path.cwd)
+    """Where relative paths count from."""
+
+    def config(self) -> dict[str, Any]:
+        """The daemon's key `watch`. Raises RltopError for the first thing that can not be watched."""
+        from rltop.cli.watch_places import checked_args, checked_logs, checked_ray
+        from rltop.daemon.watched_cluster import ask_json
+
+        logs = checked_logs(self.logs, self.directory)
+        args = checked_args(self.args, self.directory) if self.args else ""
+        engines = checked(self.engines, _get)
+        ray = checked_ray(self.ray, self.directory, ask_json) if self.ray else ""
+        return {"engines": engines, "logs": logs, "from": self.start, "ray": ray, "args": args}
+
+
+def watch(
+    subjects: Subjects,
+    *,
+    name: str | None,
+    control: bool,
+    keep: bool,
+    headless: bool,
+    as_json: bool,
+    ascii_only: bool,
+) -> int:
+    """Look at what is to be watched, start the daemon, show. Returns the exit code.
+
+    Raises RltopError: a file that is missing, a URL that is none or is no SGLang server (exit code 2), an engine that
+    does not answer (1), no terminal and not headless.
     """
     if not headless:
         from rltop.cli.attach import require_terminal
 
-        require_terminal("watch", "rltop watch --engine URL --headless; then rltop engine list")
-    engines = checked(urls, _get)
-    with raised(), _started(engines, name, keep=keep or headless) as run:
+        require_terminal("watch", "rltop watch … --headless; then rltop attach, get, engine list")
+    config = subjects.config()
+    with raised(), _started(config, name, keep=keep or headless) as run:
         if headless:
             if as_json:
-                print_json({"run": run.name, "pid": run.pid, "path": str(run.path), "engines": engines})
+                print_json({"run": run.name, "pid": run.pid, "path": str(run.path), **config})
             else:
                 print(run.name)
             return 0
@@ -50,7 +86,7 @@ def watch(
 
 
 @contextlib.contextmanager
-def _started(engines: Sequence[str], name: str | None, *, keep: bool) -> Iterator[RunInfo]:
+def _started(config: dict[str, Any], name: str | None, *, keep: bool) -> Iterator[RunInfo]:
     from rltop.daemon.spawn import start_daemon, stop_daemon
     from rltop.daemon.tether import Tether
 
@@ -58,7 +94,7 @@ def _started(engines: Sequence[str], name: str | None, *, keep: bool) -> Iterato
     tether = None if keep else Tether()  # a dashboard that is killed takes its daemon along
     try:
         with held():
-            run = start_daemon(name, config={"watch": {"engines": list(engines)}}, tether=tether)
+            run = start_daemon(name, config={"watch": config}, tether=tether)
         yield run
     finally:
         if run is not None and keep:

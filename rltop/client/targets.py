@@ -139,11 +139,7 @@ def pipe_dial(
     may_ask = _has_terminal() if ask is None else ask
 
     def argv(batch: bool) -> list[str]:
-        if via is not None:
-            return [*shlex.split(via), *words, *proxy]
-        port = ["-p", str(there.port)] if there.port is not None else []
-        mode = ["-o", "BatchMode=yes"] if batch else []
-        return [*ssh, *SSH_OPTIONS, *mode, *port, "--", there.destination, _shell([*words, *proxy])]
+        return command_there(there, [*words, *proxy], via=via, ssh=ssh, batch=batch)
 
     def explain(status: int, stderr: str, noise: str) -> ConnectionLost:
         return explain_end(status, stderr, noise, place=place, command=words[0], batch=batch)
@@ -158,6 +154,17 @@ def pipe_dial(
         return await open_pipe(argv(batch), explain, sync_timeout_s=SYNC_S if batch else None, own_session=batch)
 
     return dial
+
+
+def command_there(
+    there: SshTarget, words: Sequence[str], *, via: str | None, ssh: Sequence[str] = ("ssh",), batch: bool = False
+) -> list[str]:
+    """The command line that runs `words` on the other machine. batch: ssh must not ask for anything."""
+    if via is not None:
+        return [*shlex.split(via), *words]
+    port = ["-p", str(there.port)] if there.port is not None else []
+    mode = ["-o", "BatchMode=yes"] if batch else []
+    return [*ssh, *SSH_OPTIONS, *mode, *port, "--", there.destination, _shell(words)]
 
 
 def explain_end(status: int, stderr: str, noise: str, *, place: str, command: str, batch: bool) -> ConnectionLost:

@@ -46,6 +46,7 @@ from rltop.daemon.sessions import Sessions
 from rltop.daemon.sources import EngineScraper, HttpScrape, Scrape
 from rltop.daemon.supervisor import TrainerSupervisor
 from rltop.daemon.verdicts import Checks, Verdicts
+from rltop.daemon.watched import LOG_SOURCE, Watched
 from rltop.errors import RltopError
 from rltop.evidence.metric_names import Names
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Command, Rejected
@@ -137,6 +138,14 @@ class Daemon:
             fleet=f"ipc://{self._paths['ctl']}" if self._engines.enabled else "",
         )
         self._others = Others(self._core, watched(options.config))
+        self._watched = Watched(
+            self._core,
+            options.config,
+            ingest=self._ingest,
+            verdicts=self._verdicts,
+            others=self._others,
+            run_dir=options.run_dir,
+        )
         self._commands = Commands(self._core, self._actions(), epoch=self._epoch)
         sessions = Sessions(
             self._core.table, self._core.ring, epoch=self._epoch, run=self._name, server=f"rltop/{rltop.__version__}"
@@ -151,9 +160,10 @@ class Daemon:
             journal=opened.journal.path,
             publisher=self._publisher,
             lag_ms=self._take_lag,
-            sources=SourceLines(options.run_dir, lambda: {name: path for name, (path, _) in self._log_paths().items()}),
+            sources=SourceLines(options.run_dir, self._evidence),
             dumps=self._dumps,
             refresh=self._engines.refresh,
+            ages=self._ages,
         )
         self._context = zmq.asyncio.Context()
         self._server = Server(
@@ -206,7 +216,7 @@ class Daemon:
             self._write_run_json()
             self._others.begin()
             parts = [self._server.run(), self._measure_lag(), self._scraper.run(), self._logs.run(self._see_logs)]
-            parts += [self._engines.run(), self._others.run()]
+            parts += [self._engines.run(), self._others.run(), self._watched.run()]
             if self._gate is not None:
                 parts.append(self._gate.run())
             tasks = [self._loop.create_task(part) for part in parts]
@@ -362,6 +372,16 @@ class Daemon:
 
     def _log_paths(self) -> dict[str, tuple[Path, int]]:
         return log_paths(self._core.table, self._options.run_dir)
+
+    def _evidence(self) -> dict[str, Path]:
+        """Logs that may be opened, by the name that evidence has for them."""
+        return {name: path for name, (path, _) in {**self._watched.paths(), **self._log_paths()}.items()}
+
+    def _ages(self) -> dict[str, float]:
+        """Source -> seconds since it last said something; a log speaks for itself, not for what it says."""
+        if not (logs := self._watched.ages()):
+            return self._ingest.ages()
+        return {name: age for name, age in self._ingest.ages().items() if name != LOG_SOURCE} | logs
 
     def _see_logs(self, logs: Logs) -> None:
         self._verdicts.see_logs(logs)

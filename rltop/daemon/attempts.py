@@ -10,7 +10,7 @@ attempt that there is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,22 @@ def begins(trainer: Sequence[str], head: int, run_dir: Path) -> bool:
     return record is None or adopt_trainer(record, run_dir) is None
 
 
-def begin(core: Core, run_dir: Path) -> int:
-    """Put the attempt before away and begin the next; returns its number, from 2."""
+def begin(core: Core, run_dir: Path, *, end: End | None = None, keep: Set[str] = frozenset()) -> int:
+    """Put the attempt before away and begin the next; returns its number, from 2.
+
+    end: how the one before ended, where somebody knows it better than the run directory. keep: keys that are of the
+    next one already.
+    """
     table = core.table
     before: Mapping[str, Any] = table.get("run") or {}
     number = int(before.get("attempt") or 1) + 1
     newest = core.ring.newest(1)
-    end = end_from(before, table.get("trainer") or {}, run_dir, last=newest[0]["t"] if newest else None)
+    end = end or end_from(before, table.get("trainer") or {}, run_dir, last=newest[0]["t"] if newest else None)
     checks = table.get("checks") or {}
     core.set("previous", _summary(core, number - 1, before, end))
     for key in [key for key in table.keys("") if key.startswith(_GONE) or key in _GONE_KEYS]:
-        core.set(key, None)
+        if key not in keep:
+            core.set(key, None)
     core.set("run", {"name": run_dir.name, "attempt": number, "started": core.now()})
     core.series.restart()
     core.sink.record(core.now(), RECORD, "daemon", {"attempt": number})

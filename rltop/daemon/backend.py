@@ -40,7 +40,7 @@ class DaemonBackend:
     """Implements `rltop.daemon.server.Backend`.
 
     journal: path of the journal, for events that have left the ring. lag_ms: the loop's lag, measured elsewhere.
-    refresh: called once a second.
+    refresh: called once a second. ages: source -> seconds since it said something; default those of the records.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class DaemonBackend:
         sources: SourceLines,
         dumps: DumpReader,
         refresh: Callable[[], None] = lambda: None,
+        ages: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self._core = core
         self._run = run
@@ -69,6 +70,7 @@ class DaemonBackend:
         self._sources = sources
         self._dump_reader = dumps
         self._refresh = refresh
+        self._ages = ages or ingest.ages
         self._troubles: dict[str, int] = {}
 
     def record(self, record: Record, key: str = "") -> None:
@@ -119,7 +121,7 @@ class DaemonBackend:
         self._ingest.tick()
         self._verdicts.tick()
         self._refresh()
-        return Tick(time=self._core.now(), lag_ms=self._lag_ms(), ages=self._ingest.ages(), viewers=viewers)
+        return Tick(time=self._core.now(), lag_ms=self._lag_ms(), ages=self._ages(), viewers=viewers)
 
     def trouble(self, where: str, error: Exception) -> None:
         """A fault of the daemon's own: an event the first time, counted in the key `daemon`."""

@@ -180,6 +180,8 @@ class Ingest:
         self._cells = MetricCells(core, names or shipped())
         self._framework = ""
         self._owner = "trainer/0"
+        self._metric_roles: set[str] = set()
+        self._when: float | None = None
         self._complained: set[str] = set()
         self._ticked: float | None = None
 
@@ -203,8 +205,18 @@ class Ingest:
 
     # ---------------------------------------------------------------- records
 
-    def take(self, record: Record, key: str = "") -> Record:
-        """Apply one record; key: name of its producer's key, "" on the unix socket.
+    def streams(self, *, besides: str) -> bool:
+        """Whether anybody but sources of that role sends metrics."""
+        return bool(self._metric_roles - {besides})
+
+    def over(self, source: str) -> None:
+        """What the source had begun is over: another process speaks in its name now."""
+        if self._phases.forget(source):
+            self._set_phase(self._core.now())
+
+    def take(self, record: Record, key: str = "", *, when: float | None = None) -> Record:
+        """Apply one record; key: name of its producer's key, "" on the unix socket. when: a phase that it tells of
+        began at that time (wall clock), not now.
 
         Returns it as the checks should see it: metrics of other trainers under rltop's names too.
         """
@@ -213,8 +225,10 @@ class Ingest:
             self.malformed(f"source {who.role[:MAX_WORD]!r} has too long a name or is one too many")
             return record
         source = self._source(record, key)
+        self._when = when
         match record.kind:
             case "metrics":
+                self._metric_roles.add(who.role)
                 return self._metrics(source, record)
             case kind if kind in PAYLOADS:
                 try:
@@ -283,7 +297,8 @@ class Ingest:
             return
         now = self._core.now()
         if payload.edge == "enter":
-            self._phases.enter(source.name, payload.name, payload.rollout_id, now=now, mono=record.mono)
+            begun = now if self._when is None else min(now, self._when)
+            self._phases.enter(source.name, payload.name, payload.rollout_id, now=begun, mono=record.mono)
         else:
             usual = self._phases.median_s(payload.name)
             elapsed, slow = self._phases.leave(source.name, payload.name, payload.elapsed_s, mono=record.mono)

@@ -47,6 +47,7 @@ from rltop.checks.thresholds import DEFAULTS, Thresholds
 from rltop.checks.verdict import Report
 from rltop.daemon.log_watch import Logs
 from rltop.daemon.stillness import Stillness
+from rltop.daemon.watched_facts import with_logs
 from rltop.protocol.messages import (
     Axis,
     ByePayload,
@@ -83,8 +84,19 @@ class LiveChecks:
 
     def __init__(self, thresholds: Thresholds = DEFAULTS, *, known_crashes: tuple[KnownCrash, ...] = ()) -> None:
         self._thresholds = thresholds
+        self._known_crashes = known_crashes
         self._names, self._prefixes = metric_names()
-        self._facts = Observations(live=True, known_crashes=known_crashes)
+        self._problems: Counter[str] = Counter()
+        self._now: float | None = None
+        self._forget()
+
+    def begin(self) -> None:
+        """Another attempt of the run begins: nothing of the one before is evidence any more."""
+        self._forget()
+        self._news = True
+
+    def _forget(self) -> None:
+        self._facts = Observations(live=True, known_crashes=self._known_crashes)
         self._segments = _Segments()
         self._series: dict[tuple[str, bool, int], ThinSeries] = {}
         self._slots: dict[str, int] = {}
@@ -95,7 +107,6 @@ class LiveChecks:
         self._lines: deque[TextLine] = deque(maxlen=MOST_LINES)
         self._aborts: list[TextLine] = []
         self._evidence: set[RolloutKey] = set()
-        self._problems: Counter[str] = Counter()
         self._report: Report | None = None
         self._news = False
         self._logs = Logs()
@@ -104,7 +115,6 @@ class LiveChecks:
         """(when it was told, id) of the newest rollouts."""
         self._rollouts_by: dict[tuple[str, int | None], int] = {}
         self._stillness = Stillness()
-        self._now: float | None = None
         self._judged_at = 0.0
         """Seconds of stillness at the last evaluation for its sake."""
 
@@ -176,7 +186,7 @@ class LiveChecks:
     def report(self) -> Report:
         """Verdicts on everything fed so far; the same object as long as nothing relevant was fed."""
         if self._report is None:
-            self._report = evaluate(self.observations(), self._thresholds)
+            self._report = evaluate(with_logs(self.observations(), self._logs.facts), self._thresholds)
         return self._report
 
     def pending(self) -> Callable[[], Report] | None:
@@ -188,8 +198,8 @@ class LiveChecks:
         if not self._news:
             return None
         self._news = False
-        seen, thresholds = self.observations(), self._thresholds
-        return lambda: evaluate(seen, thresholds)
+        seen, facts, thresholds = self.observations(), self._logs.facts, self._thresholds
+        return lambda: evaluate(with_logs(seen, facts), thresholds)
 
     def observations(self) -> Observations:
         """What the rules see now."""

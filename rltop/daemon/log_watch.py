@@ -19,6 +19,7 @@ from rltop.daemon.state import StateTable
 from rltop.evidence.collect import in_order
 from rltop.evidence.logs import LogScan
 from rltop.evidence.metric_names import Names
+from rltop.evidence.sink import Sink
 from rltop.evidence.tail import Position, Tail
 
 EVERY_S = 1.0
@@ -40,6 +41,8 @@ class Logs:
     events: tuple[LogEvent, ...] = ()
     sources: tuple[LogSource, ...] = ()
     rows: tuple[MetricRow, ...] = ()
+    facts: Sink | None = None
+    """Of a run of which nothing but its logs tells: everything that they say."""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 Every engine that the daemon does not own (of `rltop watch --engine`, or told by a trainer's record) is asked once for
 `/server_info`: its release and its toggles. Of watched ones the state too is told from outside: they answer (HEALTHY),
-do not answer, or answer with what cannot be read (SUSPECT), or have not for half a minute (LOST). `/health` and
-`/generate` are never asked.
+do not answer, or answer with what cannot be read (SUSPECT), or have not for half a minute (LOST). One that a log names
+is NAMED until it answers: it may be where nobody can reach it from here. `/health` and `/generate` are never asked.
 
 Failure policy: what does not answer is unknown and asked again later; whatever a foreign answer does to a parser is a
 cause. Nothing here ends anything.
@@ -30,7 +30,11 @@ AGAIN_S = 15.0
 SILENT_S = 8.0
 """An engine that was seen so recently answers: the scraper asks every two seconds and waits four."""
 LOST_S = 30.0
+NAMED = "NAMED"
+"""State of an engine that a log names and that has not answered yet."""
 _ASKED = frozenset({"HEALTHY", "SUSPECT"})
+_OUTSIDE = frozenset({NAMED, "HEALTHY", "SUSPECT", "LOST"})
+"""States that are told from outside; any other one a log has told."""
 
 AskInfo = Callable[[str], Awaitable[Mapping[str, Any]]]
 """URL -> `/server_info`. Raises RltopError."""
@@ -65,6 +69,13 @@ class Others:
         self._odd: dict[str, str] = {}
         """Engine -> why what it told of itself cannot be read."""
         self._begun = 0.0
+        self._named: set[str] = set()
+        """Ids of engines that a log names."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Those that were named to be watched."""
+        return self._urls
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -80,7 +91,8 @@ class Others:
             engine = self._core.table.get(key)
             if engine.get("owner") == "rltop" or not engine.get("url"):
                 continue
-            if engine["id"].isdigit() and int(engine["id"]) < len(self._urls):
+            watched = engine["id"].isdigit() and int(engine["id"]) < len(self._urls)
+            if (watched or engine["id"] in self._named) and engine["state"] in _OUTSIDE:
                 self._judge(key, engine, now)
                 engine = self._core.table.get(key)
             if engine.get("state") not in _ASKED or not _answers(engine, now):
@@ -99,12 +111,26 @@ class Others:
         words = "engines that others run: rltop reads, and starts and stops nothing"
         self._core.update("run", state="running", framework="sglang", text=words)
         for at, url in enumerate(self._urls):
-            host = urllib.parse.urlsplit(url).hostname or ""
-            facts = {"id": str(at), "url": url, "kind": "sglang", "state": "SUSPECT", "generation": 1, "pid": 0}
-            more = {"host": host, "version": "", "weight_version": "", "model_path": "", "log": ""}
-            unknown = dict.fromkeys(SCRAPED)
-            told = {"since": self._core.now(), "cause": "not asked yet"}
-            self._core.set(f"engine/{at}", {**FLEET_KEYS, **facts, **more, **unknown, **told})
+            self._place(str(at), url, state="SUSPECT", generation=1, cause="not asked yet")
+
+    def _place(self, engine_id: str, url: str, *, state: str, generation: int, cause: str, **more: Any) -> None:
+        host = urllib.parse.urlsplit(url).hostname or ""
+        facts = {"id": engine_id, "url": url, "kind": "sglang", "state": state, "generation": generation, "pid": 0}
+        none = {"host": host, "version": "", "weight_version": "", "model_path": "", "log": ""}
+        told = {"since": self._core.now(), "cause": cause}
+        self._core.set(f"engine/{engine_id}", {**FLEET_KEYS, **facts, **none, **dict.fromkeys(SCRAPED), **told, **more})
+
+    def name(self, engine_id: str, url: str, *, cause: str, **more: Any) -> None:
+        """A log names this engine, or a new process of it: it is asked from now on. more: further keys of its cell."""
+        before = self._core.table.get(f"engine/{engine_id}") or {}
+        self._named.add(engine_id)
+        self._asked.pop(f"engine/{engine_id}", None)
+        generation = int(before.get("generation") or 0) + 1
+        self._place(engine_id, url, state=NAMED, generation=generation, cause=cause, **more)
+
+    def forget(self, engine_id: str) -> None:
+        """No log of this attempt names it."""
+        self._named.discard(engine_id)
 
     def hold(self, engine_id: str, who: str) -> None:
         """It was paused, by whom; "": it goes on. Shown until it is another process, or tokens come again."""
@@ -122,10 +148,12 @@ class Others:
             state, cause, error = "SUSPECT", f"its answer cannot be read: {odd}", odd
         elif seen and silent < SILENT_S:
             state, cause = "HEALTHY", "it answers"
-        elif silent >= LOST_S:
+        elif silent >= LOST_S and was != NAMED:
             state, cause = "LOST", f"no answer for {silent:.0f} s"
         elif not seen and not error:
             return  # not asked yet
+        elif was == NAMED:
+            state, cause = NAMED, f"a log names it; it does not answer from here: {error}"
         else:
             state, cause = "SUSPECT", f"it does not answer: {error}" if error else "it does not answer"
         if state != "HEALTHY" and was == "HEALTHY":
@@ -134,7 +162,7 @@ class Others:
         moved = {} if was == state else {"since": now}
         self._core.update(key, state=state, cause=cause if state != "HEALTHY" else "", signals=signals, **moved)
         if was != state:
-            level = "info" if state == "HEALTHY" else "warn" if state == "SUSPECT" else "error"
+            level = "info" if state in ("HEALTHY", NAMED) else "warn" if state == "SUSPECT" else "error"
             text = f"engine {engine['id']} (others run it): {was} -> {state}: {cause}"
             self._core.event("engine", level, text, "daemon", id=engine["id"], **{"from": was, "to": state})
 

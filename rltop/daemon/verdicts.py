@@ -57,6 +57,9 @@ class Checks(Protocol):
     def tick(self, now: float, *, going: bool) -> None:
         """Know what time it is (wall clock, seconds), and whether the run goes on."""
 
+    def begin(self) -> None:
+        """Forget the run: another attempt begins."""
+
     def pending(self) -> Callable[[], Report] | None:
         """What gives all verdicts on what was seen so far, in whatever thread; None when there is nothing new."""
 
@@ -105,6 +108,7 @@ class Verdicts:
         self._checks = checks
         self._aside: Aside = aside or Threads()
         self._busy = self._again = False
+        self._settled = asyncio.Event()
         self._errors: dict[str, int] = {}
         self._restored: dict[str, dict[str, Any]] = {}
 
@@ -148,6 +152,18 @@ class Verdicts:
             self._checks.see_logs(logs)
         except Exception as error:
             self._failed("the checks could not take the logs", error)
+
+    def begin(self) -> None:
+        """Another attempt of the run begins: what the checks know is about the one before."""
+        self._restored.clear()
+        if self._checks is not None:
+            self._checks.begin()
+
+    async def judged(self) -> None:
+        """Wait until everything that was fed has been judged and published."""
+        while self._busy:
+            self._settled.clear()
+            await self._settled.wait()
 
     def tick(self) -> None:
         """Once a second: let the checks know the time, and have them judge what is new, or that nothing is."""
@@ -208,6 +224,8 @@ class Verdicts:
         if self._again:
             self._again = False
             self.refresh()
+        if not self._busy:
+            self._settled.set()
 
     def _show(self, report: Report) -> None:
         by_id: dict[str, list[Verdict]] = {}

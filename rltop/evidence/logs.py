@@ -99,6 +99,11 @@ class Hits:
 
 NOTHING = Hits()
 
+Fact = LogEvent | MetricRow | logtext.Printed | Args
+"""What a listener is told; a printed sample when its rollout is known."""
+Listener = Callable[[Fact, str, int | None], None]
+"""Called with a fact, and the actor and pid of its line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -188,6 +193,7 @@ class LogScan:
     told: is called with each event as it is found (the lines of a traceback when it is over).
     keep: first and newest events of one kind that are kept.
     names: what metrics of other frameworks are here; default the table that comes with rltop.
+    facts: is called with everything that is found, in the order of the lines.
     """
 
     def __init__(
@@ -199,10 +205,12 @@ class LogScan:
         told: Callable[[LogEvent], None] | None = None,
         keep: tuple[int, int] = EVENTS,
         names: Names | None = None,
+        facts: Listener | None = None,
     ) -> None:
         self._name = name
         self._live = live
         self._told = told
+        self._facts = facts
         self._most = keep
         self._table = table
         self._shapes: dict[bytes, Hits] = {}
@@ -401,7 +409,8 @@ class LogScan:
             self.taken.phases.append(phase)
             self._count("phase")
         if "args" in taps:
-            self.taken.args += self._tables.start(line)
+            self.taken.args += (found := self._tables.start(line))
+            self._tell(found, line)
         if "actor" in taps and line.text.startswith(":actor_name:"):
             self._owner = owner_of_actor(line.text.removeprefix(":actor_name:").strip()) or self._owner
 
@@ -410,10 +419,17 @@ class LogScan:
         if found is None:
             return
         self._count("metrics")
-        for row in self._rollouts.place(found, line):
+        rows = self._rollouts.place(found, line)
+        for row in rows:
             self.taken.rows.append(row)
         if found.label in ("perf", "rollout") and found.axis == "rollout":
-            self.taken.samples.settle(found.id, line.actor)
+            self._tell(self.taken.samples.settle(found.id, line.actor), line)
+        self._tell(rows, line)
+
+    def _tell(self, found: Iterable[Fact], line: Line) -> None:
+        if self._facts is not None:
+            for fact in found:
+                self._facts(fact, line.actor, line.pid)
 
     # -- tracebacks
 
@@ -499,6 +515,8 @@ class LogScan:
         kept.append(event)
         if self._told is not None:
             self._told(event)
+        if self._facts is not None:
+            self._facts(event, event.actor, event.pid)
         self._count(event.kind, count)
 
     def _count(self, kind: str, by: int = 1) -> None:
@@ -577,7 +595,7 @@ class LogScan:
             self._name,
             self._lines,
             self._owner,
-            bool(self.taken.args or counts.get("startup")),
+            bool(self.taken.args or self._tables.so_far() or counts.get("startup")),
             self._first_time,
             self._last_time,
             counts,
@@ -594,8 +612,14 @@ class LogScan:
             for entry in minutes:
                 self._many(*entry)
             self._count(kind, -len(minutes))
+        self._tables.finish()
+        return self.give(sink)
+
+    def give(self, sink: Sink) -> bool:
+        """Hands over what was found so far, also of a log that still grows: without a traceback or a table of arguments
+        that is not over. False if no line said anything."""
         taken = self.taken
-        taken.args += self._tables.finish()
+        printed = [*taken.args, *self._tables.so_far()]
         events = sorted(
             (event for kept in taken.events.values() for event in kept), key=lambda event: event.where.line or 0
         )
@@ -603,7 +627,7 @@ class LogScan:
         sink.metrics += self._rollouts.finish(taken.rows)
         sink.phases += taken.phases
         sink.samples += taken.samples.finish()
-        sink.args += taken.args
+        sink.args += printed
         for kind, (number, error) in taken.defects.items():
             why = f"rltop's own recogniser of {kind} failed on it ({error}), which is a defect of rltop"
             sink.problems.append(Problem(Where(self._name, number), "log", why))
@@ -611,8 +635,8 @@ class LogScan:
         counts = dict(taken.counts)
         if taken.samples.seen:
             counts["sample"] = taken.samples.seen
-        if taken.args:
-            counts["args"] = len(taken.args)
+        if printed:
+            counts["args"] = len(printed)
         sink.logs.append(self._summary(counts))
         return bool(counts or self._first_time is not None)
 

@@ -17,7 +17,7 @@ from rltop.evidence.lines import relax
 from rltop.evidence.lines.line import Line
 from rltop.evidence.metric_names import View, shipped
 from rltop.evidence.metrics import rows_of
-from rltop.evidence.printed import split
+from rltop.evidence.printed import Parts, split
 
 # -- metric dicts
 
@@ -26,6 +26,8 @@ _BARE = re.compile(r"^\s*(?:\S+\.py:\d+ - )?\{['\"]")
 _VERL = re.compile(r"(?:^|\s)step:(?P<id>\d{1,15}) - (?=\S+:)")
 _ITERATION = re.compile(r"(?:^|\s)iteration\s+(?P<id>\d{1,15})\s*/\s*\d+ \|")
 _TRAIN_LABELS = ("step", "critic-step", "train")
+_LABELS = frozenset({*_TRAIN_LABELS, "rollout", "eval", "perf", "iteration"})
+"""Labels of which a dict is one of metrics whatever its names are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ def metrics_of(line: Line) -> Metrics | None:
     text = line.text
     if found := _DICT.search(text):
         fields = literal.parse_map(text[found.end() - 1 :])
-        if fields is None:
-            return None
+        if fields is None or not (found["label"] in _LABELS or any("/" in name for name in fields)):
+            return None  # `Ports for engine 0: {'port': …}` is no metric
         axis: Axis = "train" if found["label"] in _TRAIN_LABELS else "rollout"
         return Metrics(found["label"], int(found["id"]), axis, fields)
     if found := _VERL.search(text):
@@ -155,12 +157,18 @@ MOST_SAMPLES = (300, 300, 300)
 
 
 @dataclass(slots=True)
-class _Printed:
-    """A printed sample whose rollout is not known yet."""
+class Printed:
+    """A printed sample; its rollout is known when the metrics that come next are."""
 
     rest: str
     where: Where
     rollout_id: int | None = None
+    measured: Sample | None = None
+    """What was measured of it, once: of a log that grows it is asked for again and again."""
+
+    def fields(self) -> dict[str, object]:
+        """Prompt, response, label and reward, as a record of samples has them."""
+        return _fields(self.rest)[0]
 
 
 @dataclass(slots=True)
@@ -168,8 +176,8 @@ class SampleLines:
     """Printed samples of one log. Each belongs to the rollout whose metrics come next."""
 
     seen: int = 0
-    _kept: FirstAndNewest[_Printed] = field(default_factory=lambda: FirstAndNewest(*MOST_SAMPLES))
-    _waiting: list[_Printed] = field(default_factory=list)
+    _kept: FirstAndNewest[Printed] = field(default_factory=lambda: FirstAndNewest(*MOST_SAMPLES))
+    _waiting: list[Printed] = field(default_factory=list)
     _last: int | None = None
 
     def take(self, line: Line) -> str:
@@ -179,38 +187,54 @@ class SampleLines:
             return ""
         self.seen += 1
         where = Where(line.source, line.number, line.raw.strip()[:160])
-        printed = _Printed(found["rest"][:32_768], where)
+        printed = Printed(found["rest"][:32_768], where)
         self._kept.append(printed)
         self._waiting = [*self._waiting[-31:], printed]
         return found["rest"] or " "
 
-    def settle(self, rollout_id: int | None, actor: str) -> None:
-        """The metrics of a rollout were printed: the samples before them are its own. The trainer's come later."""
+    def settle(self, rollout_id: int | None, actor: str) -> list[Printed]:
+        """The metrics of a rollout were printed: the samples before them are its own. The trainer's come later.
+        Returns those that have their rollout now."""
+        settled: list[Printed] = []
         if rollout_id is None:
-            return
+            return settled
         if self._last is None or rollout_id != self._last:
-            for printed in self._waiting:
+            settled, self._waiting = self._waiting, []
+            for printed in settled:
                 printed.rollout_id = rollout_id
-            self._waiting.clear()
         self._last = rollout_id
+        return settled
 
     def finish(self) -> list[Sample]:
-        """The samples, measured."""
+        """The samples so far, measured; those of the rollout that goes on with its number."""
         for printed in self._waiting:
             printed.rollout_id = None if self._last is None else self._last + 1
-        return [_sample(printed, index) for index, printed in enumerate(self._kept)]
+        return [_measured(printed, index) for index, printed in enumerate(self._kept)]
 
 
-def _sample(printed: _Printed, index: int) -> Sample:
+def _measured(printed: Printed, index: int) -> Sample:
+    if printed.measured is None:
+        printed.measured = _sample(printed, index)
+    sample = printed.measured
+    if (sample.rollout_id, sample.index) != (printed.rollout_id, index):
+        sample = printed.measured = replace(sample, rollout_id=printed.rollout_id, index=index)
+    return sample
+
+
+def _fields(rest: str) -> tuple[dict[str, object], Parts]:
     end = None
-    for found in _END.finditer(printed.rest):  # the text may hold the words itself: the last one counts
+    for found in _END.finditer(rest):  # the text may hold the words itself: the last one counts
         end = found
-    body = printed.rest[: end.start() + 1] if end else printed.rest
-    parts = split(_text(body))
-    fields: dict[str, object] = {"response": parts.response, "prompt": parts.prompt, "index": index}
+    parts = split(_text(rest[: end.start() + 1] if end else rest))
+    fields: dict[str, object] = {"response": parts.response, "prompt": parts.prompt}
     if end:
-        reward = _reward(end["reward"] or "")
-        fields |= {"label": end["label"].strip(), "reward": reward}
+        fields |= {"label": end["label"].strip(), "reward": _reward(end["reward"] or "")}
+    return fields, parts
+
+
+def _sample(printed: Printed, index: int) -> Sample:
+    fields, parts = _fields(printed.rest)
+    fields["index"] = index
     sample = make_sample(fields, rollout_id=printed.rollout_id, where=printed.where)
     if parts.last == parts.response:
         return sample
@@ -326,6 +350,10 @@ class ArgsTables:
         if self._builder is not None and self._builder.flags and self._where is not None:
             self._found.append(replace(self._builder.build(self._where), repeats={}))
         self._builder = None
+
+    def so_far(self) -> list[Args]:
+        """Arguments of the tables that have ended."""
+        return list(self._found)
 
     def finish(self) -> list[Args]:
         """Arguments of the tables."""

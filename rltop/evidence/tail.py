@@ -1,19 +1,21 @@
 """Follows a log that is being written: new lines in constant memory, through rotation and truncation.
 
 A rotated file (renamed, a new one in its place) is read to its end before the new one is begun; a truncated one
-(`copytruncate`) starts over. `position` can be kept and given to another `Tail` later: it then goes on after the last
-whole line, also if the file was renamed in between. Nothing here waits: call `poll` as often as you like.
+(`copytruncate`) starts over. UTF-16 and UTF-32 (with their mark) become UTF-8 on the way, as in `pieces`. `position`
+can be kept and given to another `Tail` later: it then goes on after the last whole line, also if the file was renamed
+in between. Nothing here waits: call `poll` as often as you like.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rltop.evidence.pieces import Splitter
+from rltop.evidence.pieces import Splitter, encoding_of
 
 READ = 1024 * 1024
 """Bytes of one read; also what `poll` gives at most between two looks at the clock of its caller."""
@@ -45,6 +47,7 @@ class Tail:
         self._read = 0
         self._whole = 0
         self._head = b""
+        self._decoder: codecs.IncrementalDecoder | None = None
         self._splitter = Splitter()
         self.restarts = 0
         """Times that a new file, or a truncated one, was begun."""
@@ -66,6 +69,9 @@ class Tail:
             data = self._more(min(READ, left))
             if data:
                 left -= len(data)
+                if self._decoder is not None:
+                    yield from self._splitter.feed(self._decoder.decode(data).encode("utf-8", "replace"))
+                    continue
                 yield from self._splitter.feed(data)
                 end = data.rfind(b"\n")
                 if end >= 0:
@@ -79,6 +85,50 @@ class Tail:
             yield from self._splitter.end()
             self._close()
             self.restarts += 1
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the file that were read."""
+        return self._read
+
+    @property
+    def head(self) -> bytes:
+        """First bytes of the file that is read, at most `HEAD`."""
+        return self._head
+
+    def behind(self) -> int:
+        """Bytes of the file that are there and were not read yet."""
+        if self._file is None:
+            return 0
+        try:
+            return max(0, os.fstat(self._file.fileno()).st_size - self._read)
+        except OSError:
+            return 0
+
+    def skip(self, size: int) -> int:
+        """Goes over about `size` bytes to the start of a line without giving any; returns how many lines were left out,
+        the one that was begun included. Numbers of lines stay right: line ends are counted."""
+        if self._decoder is not None:
+            return 0
+        lines, left = 0, size
+        while left > 0 and (data := self._more(min(READ, left))):
+            left -= len(data)
+            lines += data.count(b"\n")
+            last = data.endswith(b"\n")
+            while left <= 0 and not last and (data := self._more(4096)):
+                end = data.find(b"\n") + 1
+                if end:
+                    lines += 1
+                    self._back(len(data) - end)
+                    last = True
+        self._splitter = Splitter(self._splitter.line + lines)
+        self._whole = self._read
+        return lines
+
+    def _back(self, size: int) -> None:
+        if self._file is not None:
+            self._file.seek(-size, os.SEEK_CUR)
+            self._read -= size
 
     def close(self) -> None:
         """Closes the file; `poll` would open it again from the start."""
@@ -97,6 +147,7 @@ class Tail:
         self._file, self._identity = file, (info.st_dev, info.st_ino)
         self._read = self._whole = 0
         self._head = b""
+        self._decoder = None
         self._splitter = Splitter()
 
     def _more(self, size: int) -> bytes:
@@ -106,9 +157,15 @@ class Tail:
             data = self._file.read(size) or b""
         except OSError:
             return b""
+        first = self._read == 0
         if len(self._head) < HEAD and self._read == len(self._head):
             self._head += data[: HEAD - len(self._head)]
         self._read += len(data)
+        if first and data:
+            encoding, mark = encoding_of(data)
+            if encoding not in ("", "utf-8"):  # `_whole` stays 0: such a file is not gone on with in its middle
+                self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+            return data[mark:]
         return data
 
     def _truncated(self) -> bool:

@@ -208,7 +208,7 @@ def test_what_is_no_url(typed: str, capsys: Capture) -> None:
 
 def test_no_url_at_all(capsys: Capture) -> None:
     assert main(["watch"]) == 2
-    assert "say which engines" in capsys.readouterr().err
+    assert "say what to watch" in capsys.readouterr().err
 
 
 def test_urls_are_brought_into_one_form_and_asked_once() -> None:

@@ -31,6 +31,9 @@ class FakeChecks:
         self.fed.append(record)
         self.news = True
 
+    def begin(self) -> None:
+        self.fed = []
+
     def see_logs(self, logs: Logs) -> None:
         self.news = True
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from rltop.evidence.lines import ends, engine, faults, host, progress, ray, relax, trainer
+from rltop.evidence.lines import address, ends, engine, faults, host, progress, ray, relax, trainer
 from rltop.evidence.lines.line import Line, Recogniser
 
 RECOGNISERS: tuple[Recogniser, ...] = (
     *engine.RECOGNISERS,
     *trainer.RECOGNISERS,
     *ray.RECOGNISERS,
+    *address.RECOGNISERS,
     *host.RECOGNISERS,
     *faults.RECOGNISERS,
     *ends.RECOGNISERS,

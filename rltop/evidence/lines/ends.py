@@ -76,7 +76,7 @@ _BY_RAY = re.compile(
     r"killed due to (?:memory pressure|the node running low on memory)|OOM killer|OutOfMemoryError: Task was killed",
     re.I,
 )
-_ADVICE = re.compile(r"potential root causes|a common cause is")
+_ADVICE = re.compile(r"potential root causes|common causes? (?:is|include)", re.I)
 """Ray names the OOM killer for any lost worker, SGLang for a scheduler that dies at the start: that is no evidence."""
 _NOBODY = re.compile(r"(?<!\d)0 Workers \(tasks / actors\) killed due to")
 _RAY_FIGURES = re.compile(

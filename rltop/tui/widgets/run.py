@@ -11,6 +11,7 @@ from rltop.tui.picture import run_view, under
 from rltop.tui.rows import Row, extend, restyle
 from rltop.tui.text import age, plain, wrap
 from rltop.tui.view import Frame, Picker, matches
+from rltop.tui.widgets.watched import watched_facts
 
 _LABEL_CELLS = 22
 _Fact = tuple[str, str, str]
@@ -26,8 +27,8 @@ class RunFactsView(Struct):
     picker: Picker = field(default_factory=Picker)
 
     def uses(self, key: str) -> bool:
-        mine = ("run", "previous", "weights", "trainer", "ingest")
-        return key in mine or key.startswith(("source/", "op/", "metric/perf/"))
+        mine = ("run", "previous", "weights", "trainer", "ingest", "cluster")
+        return key in mine or key.startswith(("source/", "log/", "op/", "metric/perf/"))
 
     def badge(self, frame: Frame) -> Row:
         lost = sum(_losses(value) for _, value in under(frame.state, "source/"))
@@ -120,6 +121,7 @@ def _all(frame: Frame) -> Iterator[_Fact]:
             yield label, plain(run[key]), "text"
     if "fresh_start" in run:
         yield "fresh start", plain(run["fresh_start"]), "text"
+    yield from watched_facts(frame)
     yield from _times(frame)
     yield from _weights(frame)
     yield from _sources(frame)
