@@ -45,6 +45,8 @@ the end of a phase would be missing."""
 _PARENTHESIS = frozenset(b"(\x1b")
 _PREFIXED = frozenset(b"([\x1b0123456789 DIWEFCMTS")
 """First bytes of lines that may have a prefix."""
+_ACTOR = re.compile(rb"^(?:\x1b\[\d*m)?\([^()\n]{0,120}?\bpid=[^)\n]{0,120}\)(?:\x1b\[\d*m)?")
+"""The prefix of a line without digits: the name of an actor (`…RayActor`) is nothing that its line says."""
 _MINUTE = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\d\d:\d\d")
 ROWS = (20_000, 20_000)
 _ENGINE_KINDS = frozenset({"engine_stage", "prefill", "decode"})
@@ -262,7 +264,7 @@ class LogScan:
         self._lines = max(self._lines, number)
 
     def _look(self, shape: bytes) -> Hits:
-        hits = self._table.hits(shape)
+        hits = self._table.hits(_ACTOR.sub(b"", shape, count=1))
         if len(shape) <= SHAPE:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()

@@ -1,0 +1,171 @@
+"""A slime run that knows nothing of rltop, watched by its log: the timeline of docs/watch.md, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rltop.daemon.ingest import Ingest
+from rltop.daemon.live_checks import LiveChecks
+from rltop.daemon.others import NAMED, Others
+from rltop.daemon.verdicts import Verdicts
+from rltop.daemon.watched_engines import NamedEngines
+from rltop.daemon.watched_files import LogFiles
+from rltop.daemon.watched_logs import LogReader
+from rltop.daemon.watched_run import WatchedRun
+from rltop.evidence.sink import Sink
+from rltop.protocol.messages import Record, Source
+from tests.daemon.fakes import FakeCore
+from tests.daemon.slime_log import Plan, lines, text
+
+
+class Watched:
+    """A run that is watched by the log `train.log`, with the real checks and without a daemon."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "train.log"
+        self.core = FakeCore()
+        self.core.set("run", {"name": "w-1", "attempt": 1, "state": "waiting"})
+        self.ingest = Ingest(self.core, host="here", alive=lambda pid: True)
+        self.checks = LiveChecks()
+        self.verdicts = Verdicts(self.core, self.checks, aside=lambda work, done: done(work()))
+        self.reader = LogReader(LogFiles([str(self.path)]), clock=lambda: 0.0, wall=lambda: self.core.time)
+        self.run = WatchedRun(
+            self.core,
+            self.ingest,
+            self.verdicts,
+            self.reader,
+            NamedEngines(self.core, Others(self.core, ())),
+            run_dir=tmp_path,
+            host="here",
+            extra=Sink,
+            sleep=_no_sleep,
+            clock=lambda: 0.0,
+        )
+        self.run.begin()
+
+    async def turn(self) -> None:
+        await self.run.apply(self.reader.turn())
+
+    def write(self, said: str) -> None:
+        with self.path.open("a") as file:
+            file.write(said)
+
+    def status(self, check_id: str) -> str:
+        return str((self.core.table.get(f"check/{check_id}") or {}).get("status"))
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    """A watched run whose log is not there yet."""
+    made = Watched(tmp_path)
+    yield made
+    made.reader.close()
+
+
+async def _no_sleep(_: float) -> None:
+    return
+
+
+async def test_the_timeline_of_a_run_with_a_garble_and_an_engine_that_dies(watched: Watched) -> None:
+    plan = Plan(rollouts=14)
+    seen: list[tuple[str, str]] = []
+    marks: dict[str, float] = {}
+    waiting, due = "", 0.0
+    for when, line in lines(plan):
+        waiting += f"{line}\n"
+        if when < due:
+            continue
+        due = when + 15.0
+        watched.core.time = 1000.0 + when
+        watched.write(waiting)
+        waiting = ""
+        await watched.turn()
+        engine = watched.core.table.get("engine/2") or {}
+        for name, state in (("rollout.text", watched.status("rollout.text")), ("engine 2", engine.get("state"))):
+            if state and (not seen or (name, state) != next((one for one in reversed(seen) if one[0] == name), None)):
+                seen.append((name, str(state)))
+                marks[f"{name} {state}"] = when
+    assert [one for one in seen if one[0] == "rollout.text"] == [
+        ("rollout.text", "skip"),
+        ("rollout.text", "pass"),
+        ("rollout.text", "fail"),
+    ]
+    assert [state for name, state in seen if name == "engine 2"] == [NAMED, "CRASHED", NAMED]
+    began = {rollout: 25 + 90 * rollout for rollout in range(plan.rollouts)}
+    assert began[7] <= marks["rollout.text fail"] < began[8]
+    assert began[11] <= marks["engine 2 CRASHED"] < began[12]
+    engine = watched.core.table.get("engine/2")
+    assert (engine["generation"], engine["url"]) == (2, "http://10.0.0.1:15600")
+    [crash] = engine["crashes"]
+    assert (crash["rollout"], crash["generation"]) == (10, 1)
+    assert "its health monitor killed it (train.log:" in crash["cause"]
+    verdict = watched.core.table.get("check/rollout.text")
+    assert (verdict["rollout"], verdict["evidence"][0]["source"]) == (7, "train.log")
+    assert watched.core.table.get("check/engine.died")["status"] == "warn"
+    assert watched.core.table.get("metric/train/grad_norm")["step"] == 13
+    assert watched.core.table.get("samples")["rollout_id"] == 13
+    phase = watched.core.table.get("phase")
+    assert (phase["name"], phase["rollout_id"], phase["median_s"]) == ("rollout", 14, 55.0)
+    assert watched.core.series.query("rollout/raw_reward", None, None, 50) is not None
+    assert watched.core.table.get("run")["args"]["rollout_batch_size"] in (16, "16")
+
+
+async def test_a_second_run_in_the_file_puts_away_the_verdicts_of_the_first(
+    watched: Watched,
+) -> None:
+    first = text(Plan(rollouts=3, garbled_from=2, dies_in=None))
+    watched.write(first + text(Plan(rollouts=2, garbled_from=None, dies_in=None, pid=7000)))
+    await watched.turn()
+    run, previous = watched.core.table.get("run"), watched.core.table.get("previous")
+    assert (run["attempt"], run["state"], run["text"]) == (
+        2,
+        "running",
+        f"begins at train.log:{first.count(chr(10)) + 1}",
+    )
+    assert "weights.sync-garble" in previous["root_causes"]
+    assert watched.status("rollout.text") == "pass"
+    assert [watched.core.table.get(f"engine/{at}")["generation"] for at in range(4)] == [1, 1, 1, 1]
+    assert watched.core.table.get("metric/train/grad_norm")["step"] == 1
+
+
+async def test_what_is_streamed_counts_and_a_log_adds_only_the_rest(watched: Watched) -> None:
+    mine = {"values": {"train/loss": 7.0}, "step": 0, "axis": "train"}
+    record = Record("w-1", Source("trainer", 0, "elsewhere", 1), 1, 0.0, 0.0, "metrics", mine)
+    watched.ingest.take(record)
+    watched.checks.feed(record)
+    watched.write(text(Plan(rollouts=2, dies_in=1, garbled_from=None)))
+    await watched.turn()
+    assert watched.core.table.get("metric/train/loss")["value"] == 7.0
+    assert watched.core.table.get("metric/rollout/raw_reward") is None
+    assert watched.core.table.get("engine/2")["state"] == NAMED
+    assert [row.values for row in watched.checks.observations().metrics] == [{"train/loss": 7.0}]
+
+
+async def test_a_phase_that_was_open_before_we_looked_is_as_old_as_the_log_says(watched: Watched) -> None:
+    shapes = (
+        "(T pid=4) [2026-03-01 10:00:00] timer.py:24 - Timer train start\n",
+        "(R pid=5) [2026-03-01 10:10:00] x.py:1 - Creating placement group with 8 GPUs...\n",
+    )
+    watched.write("".join(shapes))
+    watched.core.time = watched.path.stat().st_mtime + 60
+    await watched.turn()
+    since = watched.core.table.get("phase")["since"]
+    assert abs(watched.core.time - since - 660) < 1
+
+
+async def test_an_event_names_its_line_and_floods_are_counted(watched: Watched) -> None:
+    watched.write("health_monitor.py:153 - Health check failed for rollout engine 0. Killing actor.\n" * 300)
+    await watched.turn()
+    events = watched.core.events("log")
+    assert events[0]["source"] == "train.log:1"
+    assert any("200 more events of kind health" in event["text"] for event in events)
+
+
+async def test_the_end_of_a_job_ends_the_run(watched: Watched) -> None:
+    watched.write(text(Plan(rollouts=1)) + "Job 'raysubmit_x' failed\n")
+    await watched.turn()
+    run = watched.core.table.get("run")
+    assert (run["state"], "raysubmit_x" in run["text"]) == ("failed", True)
