@@ -88,6 +88,8 @@ async def test_the_timeline_of_a_run_with_a_garble_and_an_engine_that_dies(watch
             if state and (not seen or (name, state) != next((one for one in reversed(seen) if one[0] == name), None)):
                 seen.append((name, str(state)))
                 marks[f"{name} {state}"] = when
+    watched.write(waiting)
+    await watched.turn()
     assert [one for one in seen if one[0] == "rollout.text"] == [
         ("rollout.text", "skip"),
         ("rollout.text", "pass"),
