@@ -145,6 +145,7 @@ class Daemon:
             verdicts=self._verdicts,
             others=self._others,
             run_dir=options.run_dir,
+            names=options.names,
         )
         self._commands = Commands(self._core, self._actions(), epoch=self._epoch)
         sessions = Sessions(

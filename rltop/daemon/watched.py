@@ -18,6 +18,7 @@ from rltop.daemon.watched_files import LogFiles, WatchOptions
 from rltop.daemon.watched_logs import LogReader
 from rltop.daemon.watched_run import ROLE, WatchedRun
 from rltop.evidence.launch_file import read_launch_file
+from rltop.evidence.metric_names import Names
 from rltop.evidence.sink import Sink
 
 LOG_SOURCE = f"{ROLE}/0"
@@ -36,6 +37,7 @@ class Watched:
         verdicts: Verdicts,
         others: Others,
         run_dir: Path,
+        names: Names | None = None,
     ) -> None:
         options = WatchOptions.of(config)
         self._known = Sink()
@@ -47,7 +49,7 @@ class Watched:
             core,
             ingest,
             verdicts,
-            LogReader(self._files, from_end=options.from_end),
+            LogReader(self._files, from_end=options.from_end, names=names),
             NamedEngines(core, others),
             run_dir=run_dir,
             host=socket.gethostname(),

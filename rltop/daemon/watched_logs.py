@@ -23,6 +23,7 @@ from rltop.daemon.watched_files import LogFiles
 from rltop.daemon.watched_restarts import Begin, Restarts
 from rltop.evidence.logs import Fact, LogScan
 from rltop.evidence.logtext import Printed
+from rltop.evidence.metric_names import Names
 from rltop.evidence.pieces import is_binary
 from rltop.evidence.sink import Sink
 from rltop.evidence.tail import READ, Position, Tail
@@ -107,12 +108,15 @@ class LogReader:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         most_behind: int = MOST_BEHIND,
+        names: Names | None = None,
     ) -> None:
+        """most_behind: bytes that a growing log may be ahead. names: what metrics of other trainers are here."""
         self._files = files
         self._from_end = from_end
         self._clock = clock
         self._wall = wall
         self._most_behind = most_behind
+        self._metric_names = names
         self._logs: dict[str, _Log] = {}
         self._restarts = Restarts()
         self._cut: Begin | None = None
@@ -176,7 +180,7 @@ class LogReader:
         def told(fact: Fact, actor: str, pid: int | None) -> None:
             self._told(name, fact, actor, pid)
 
-        return LogScan(name, live=True, facts=told)
+        return LogScan(name, live=True, facts=told, names=self._metric_names)
 
     def _piece(self, name: str, log: _Log) -> bool:
         """Read a piece of one log; False where nothing is left of it."""
