@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rltop.bisect.story import minutes_text
+from rltop.bisect.story_of import story_of
+from rltop.checks.phrase import count
 from rltop.cli.connect import LOCAL_S, running
 from rltop.cli.demo import DemoOptions
 from rltop.cli.demo import started as demo_run
@@ -46,6 +49,16 @@ TRAINED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "stale": ("stale-tensor", ("weights.compare", "weights.frozen")),
 }
 """Drill -> what is planted, and the checks of which one has to fail."""
+_ENGINES = "two null engines start, and engine 0 gets requests until"
+_TRAINER = "the demo's trainer starts with a fault planted, and has to be told which check finds it"
+COURSE: Mapping[Name, str] = {
+    "ima": f"{_ENGINES} it crashes; then a bisection finds the toggles that the crash takes (about half a minute)",
+    "hang": f"{_ENGINES} it stands still; that has to be told from a slow engine (about half a minute)",
+    "oom": f"{_ENGINES} it runs out of memory; that has to be told from other crashes (a few seconds)",
+    "nan": _TRAINER,
+    "stale": _TRAINER,
+}
+"""What is about to happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,8 @@ class Card:
 
     name: Name
     planted: str
+    tell: Callable[[str], None]
+    """Shows a line at once: each is shown once."""
     began: float = field(default_factory=time.monotonic)
     lines: list[Line] = field(default_factory=list)
 
@@ -76,7 +91,7 @@ class Card:
         """A line, told at once."""
         line = Line(what, found, time.monotonic() - self.began, text)
         self.lines.append(line)
-        note(line.told())
+        self.tell(line.told())
 
     @property
     def ok(self) -> bool:
@@ -97,8 +112,9 @@ def drill(name: Name, *, seed: int, tell: bool, as_json: bool) -> int:
     require_train("drill")
     draw = random.Random(f"drill/{seed}")
     culprit = draw.choice(CULPRITS)
-    card = Card(name, planted(name, culprit))
+    card = Card(name, planted(name, culprit), note if as_json else _shown)
     note(f"drill {name}: a rehearsal on a run of its own with stand-ins; your runs are not touched")
+    note(COURSE[name])
     if tell:
         note(f"planted: {card.planted}")
     with raised():
@@ -112,9 +128,12 @@ def drill(name: Name, *, seed: int, tell: bool, as_json: bool) -> int:
     if as_json:
         print_json(card.to_json())
     else:
-        print("\n".join(line.told() for line in card.lines))
         print(f"drill {name}: {'everything was found' if card.ok else 'NOT everything was found'}")
     return 0 if card.ok else 1
+
+
+def _shown(line: str) -> None:
+    print(line, flush=True)
 
 
 def planted(name: Name, culprit: tuple[str, ...]) -> str:
@@ -164,6 +183,7 @@ def _engines(name: Name, culprit: tuple[str, ...]) -> Iterator[RunInfo]:
     try:
         with held():
             run = start_daemon(None, config={"engines": engines}, tether=tether)
+        note(f"run {run.name}: rltop attach {run.name} shows it meanwhile, from another terminal")
         yield run
     finally:
         if run is not None:
@@ -278,18 +298,36 @@ async def _bisected(client: Client, card: Card, culprit: tuple[str, ...]) -> Non
     answer = await client.command("bisect-start", args=args, reason="drill")
     if isinstance(answer, Rejected):
         return card.add("the culprit", False, f"the bisection was refused: {answer.why}")
-    ended = await _until(client, lambda state: _over(state.get(f"op/{answer.op}")))
+    seen: set[int] = set()
+
+    def over(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        _narrate(state, seen)
+        return _over(state.get(f"op/{answer.op}"))
+
+    ended = await _until(client, over)
     cell = client.mirror.state.get("bisect") or {}
     verdict = cell.get("verdict") or {}
     named = tuple(verdict.get("culprit") or ())
     right = cell.get("state") == "found" and set(named) == set(culprit)
-    told = f"{cell.get('state')}: {verdict.get('text') or ended.get('text')} ({len(cell.get('trials') or ())} trials)"
+    told = str(verdict.get("text") or ended.get("text"))
+    told = told if right else f"{cell.get('state')}: {told}"
+    told += f" ({count(len(cell.get('trials') or ()), 'trial')})"
     card.add("the culprit", right, told)
     kernel = cell.get("kernel") or {}
     card.add("the kernel", kernel.get("name") == KERNEL, f"{kernel.get('name')} ({kernel.get('source')})")
     restored = cell.get("restored") or {}
     fine = bool(restored) and all(value == "original" for value in restored.values())
     card.add("engines on their own flags", fine, ", ".join(f"{name}: {how}" for name, how in restored.items()))
+
+
+def _narrate(state: Mapping[str, Any], seen: set[int]) -> None:
+    """A line for every trial that ended since."""
+    story = story_of(state.get("bisect"))
+    for trial in story.trials if story is not None else ():
+        if not trial.runs and trial.n not in seen:
+            seen.add(trial.n)
+            told = f"{trial.outcome} after {minutes_text(trial.minutes)}"
+            note(clean(f"  trial {trial.n} on engine {trial.engine}, {trial.words()}: {told}"))
 
 
 async def _back(client: Client, card: Card) -> None:

@@ -68,6 +68,8 @@ class Bisections:
             return self._plan_start(command, who)
         runner = self._runner
         if runner is None or runner.over:
+            if command.name == "bisect-resume":
+                return self._plan_again(command)
             return Rejected("bad-args", "no bisection is running", "rltop bisect start begins one")
         if command.target not in ("", "all", runner.record.id):
             why = f"bisection {command.target[:40]!r} is not the one that runs ({runner.record.id})"
@@ -76,6 +78,7 @@ class Bisections:
 
     def _plan_start(self, command: Command, who: str) -> Plan | Rejected:
         from rltop.daemon import bisect_start
+        from rltop.daemon.bisect_crashes import Refused
         from rltop.daemon.bisect_record import Records
 
         if self._runner is not None and not self._runner.over:
@@ -97,12 +100,32 @@ class Bisections:
                 bisection_id=Records(run_dir).next_id(),
                 now=self._wall(),
             )
-        except bisect_start.Refused as refused:
+        except Refused as refused:
             return Rejected("bad-args", refused.why, refused.do)
         except RltopError as error:
             return Rejected("bad-args", _sentence(error), error.do)
 
         async def work(stage: Stage) -> str:
+            self._begin(record)
+            return await self._follow(record.id, stage)
+
+        return Plan(steps, work, record.engines, {**command.args, "id": record.id})
+
+    def _plan_again(self, command: Command) -> Plan | Rejected:
+        """One that was cut off when its run went down goes on."""
+        from rltop.daemon import bisect_again
+        from rltop.daemon.bisect_crashes import Refused
+        from rltop.daemon.bisect_record import Records
+
+        try:
+            record, steps = bisect_again.plan(
+                command.target, Records(self._engines.run_dir).read_all()[0], self._engines.fleet.trials
+            )
+        except Refused as refused:
+            return Rejected("bad-args", refused.why, refused.do)
+
+        async def work(stage: Stage) -> str:
+            bisect_again.reopen(record)
             self._begin(record)
             return await self._follow(record.id, stage)
 
@@ -144,18 +167,19 @@ class Bisections:
     def resume(self, row: Mapping[str, Any]) -> Plan | None:
         """How an operation of an earlier daemon goes on: the bisection itself does so by its record."""
         runner, found = self._runner, (row["args"] or {}).get("id")
-        if row["name"] == "bisect-start" and (runner is None or runner.record.id != found):
+        begun = row["name"] == "bisect-start" or (row["name"] == "bisect-resume" and found is not None)
+        if begun and (runner is None or runner.record.id != found):
             return self._ended_before(str(found), row)
         if row["name"] == "bisect-stop" and runner is not None and not runner.over:
             runner.stop(f"stopped by {row['who']}")
             found = runner.record.id
-        elif row["name"] != "bisect-start" or runner is None or runner.record.id != found:
+        elif not begun or runner is None or runner.record.id != found:
             return None
 
         async def work(stage: Stage) -> str:
             return await self._follow(str(found), stage)
 
-        return Plan(row["plan"] or [], work, runner.record.engines if row["name"] == "bisect-start" else ())
+        return Plan(row["plan"] or [], work, runner.record.engines if begun else ())
 
     def _ended_before(self, bisection_id: str, row: Mapping[str, Any]) -> Plan | None:
         """The bisection was over when its daemon died, and its operation was not told."""
@@ -185,10 +209,19 @@ class Bisections:
         left = [record for record in found if record.ended is None]
         for record in left[:-1]:  # never more than one; if there are, the newest counts
             record.state = record.state if record.state in ENDED else "stopped"
-        if left:
-            self._start(left[-1])
-        held = set(left[-1].engines) if left else set()
         fleet = self._engines.fleet
+        if left and not any(
+            name in fleet.trials.ids() and fleet.trials.subject(name).runs for name in left[-1].engines
+        ):
+            # Its engines were ended while no daemon was there.
+            self._runner, _ = self._made(left[-1])
+            self._runner.cut_off()
+        elif left:
+            self._start(left[-1])
+        elif found and found[-1].cut_off:
+            text = f"bisection {found[-1].id} was cut off when the run went down: rltop bisect resume goes on with it"
+            self._core.event("bisect", "info", text, "bisect")
+        held = set(left[-1].engines) if left else set()
         for name, trial in fleet.trials.on_trial().items():
             if name not in held:
                 task = asyncio.get_running_loop().create_task(self._orphan(name, trial.name))
@@ -224,22 +257,29 @@ class Bisections:
         self._start(record)
 
     def _start(self, record: Record) -> None:
+        self._runner, traffic = self._made(record)
+        self._publish()
+        life = self._life(self._runner, traffic)
+        self._task = asyncio.get_running_loop().create_task(life, name=f"bisection {record.id}")
+
+    def _made(self, record: Record) -> tuple[Runner, Later]:
+        from rltop.daemon.bisect_crashes import Since
         from rltop.daemon.bisect_record import Records
         from rltop.daemon.bisect_run import Runner
         from rltop.daemon.bisect_traffic import Later
         from rltop.evidence.priors import load
         from rltop.settings import priors_path
 
-        run_dir = self._engines.run_dir
+        run_dir, trials = self._engines.run_dir, self._engines.fleet.trials
         traffic = Later(record, run_dir)
         try:
             tables = load(priors_path())
         except RltopError as error:
             tables = load()
             record.notes.append(f"{_sentence(error)}: the shipped priors instead")
-        self._runner = Runner(
+        runner = Runner(
             record,
-            trials=self._engines.fleet.trials,
+            trials=trials,
             records=Records(run_dir),
             traffic=traffic,
             tables=tables,
@@ -247,10 +287,9 @@ class Bisections:
             changed=self._publish,
             clock=self._clock,
             wall=self._wall,
+            since=Since(record, trials, self._core.table, run_dir),
         )
-        self._publish()
-        life = self._life(self._runner, traffic)
-        self._task = asyncio.get_running_loop().create_task(life, name=f"bisection {record.id}")
+        return runner, traffic
 
     async def _life(self, runner: Runner, traffic: Later) -> None:
         """Its weights are kept and its traffic is read in a thread (a crash dump takes seconds), then it runs."""

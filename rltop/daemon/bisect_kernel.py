@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rltop.daemon.bisect_record import Record
-from rltop.daemon.bisect_start import GPU_FAULTS
-from rltop.daemon.bisect_trial import AGAIN_S, Bench
+from rltop.daemon.bisect_bench import Bench
+from rltop.daemon.bisect_crashes import GPU_FAULTS
+from rltop.daemon.bisect_record import KernelRun, Record
+from rltop.daemon.bisect_trial import AGAIN_S
 from rltop.engines.crash_facts import core_of, tail_of
 from rltop.engines.gdb import Kernel, by_hand, of_blocking, of_log, read_core
 from rltop.engines.ground import arm
@@ -50,6 +51,7 @@ class Death:
 async def locate(bench: Bench) -> None:
     """Put the kernel into the record, or a note. Raises RltopError when that cannot be written down."""
     record = bench.record
+    record.kernel_stage = "the kernel is looked for in what the crashes left"
     found, notes = await _in_what_there_is(bench)
     if found is None and (engine := _free(bench)) is not None:
         found = await _once_more(bench, engine, notes)
@@ -58,7 +60,7 @@ async def locate(bench: Bench) -> None:
     else:
         source = f"{found.source}; {STAND_IN}" if record.crash.injected else found.source
         record.located = replace(found, source=source).cell()
-        record.notes += [note for note in dict.fromkeys(notes) if note not in record.notes]
+        record.notes += [note for note in notes[:1] if note not in record.notes]  # the others say the same of others
         place = f", {found.place}" if found.place else ""
         weaker = " (weaker than a core dump)" if found.weaker else ""
         bench.say("info", f"the kernel is {found.name}{place}: {source}{weaker}")
@@ -130,7 +132,8 @@ async def _once_more(bench: Bench, engine: str, notes: list[str]) -> Kernel | No
             env={**config.env, **CORE_DUMP_ENVIRONMENT},
             unset=tuple(name for name in config.unset if name not in CORE_DUMP_ENVIRONMENT),
         )
-        if (death := await _run(bench, engine, dumping, "the culprit's arm once more, with core dumps")) is not None:
+        why = "no crash left a core dump that names the kernel: the culprit's arm runs once more, with core dumps"
+        if (death := await _run(bench, engine, dumping, why)) is not None:
             found, why = await _look(death)
             notes += [why] if why else []
             if found is not None:
@@ -141,7 +144,8 @@ async def _once_more(bench: Bench, engine: str, notes: list[str]) -> Kernel | No
     blocking = _blocking(record, config, notes)
     if blocking is None:
         return None
-    death = await _run(bench, engine, blocking, "once more with CUDA_LAUNCH_BLOCKING and graphs off, for the kernel")
+    why = "the kernel has no name yet: the culprit's arm runs once more, with CUDA_LAUNCH_BLOCKING and graphs off"
+    death = await _run(bench, engine, blocking, why)
     if death is None:
         notes.append("with CUDA_LAUNCH_BLOCKING it did not crash, which proves nothing")
         return None
@@ -162,45 +166,77 @@ def _blocking(record: Record, config: Config, notes: list[str]) -> Config | None
 
 
 async def _run(bench: Bench, engine: str, config: Config, why: str) -> Death | None:
-    """One run under the traffic until it crashes of a GPU fault; None: it did not."""
+    """One run under the traffic until it crashes of a GPU fault; None: it did not. Raises RltopError."""
     trials, record = bench.trials, bench.record
     await bench.go_on.wait()
-    bench.say("info", f"engine {engine}: {why}", engine=engine)
-    base = trials.subject(engine).config
-    number = trials.put_on(engine, OnTrial(name=bench.name, weights=record.weights, base=base), config, why)
+    limit = _limit_min(bench)
+    run = KernelRun(
+        engine=engine,
+        generation=trials.next_generation(engine),
+        why=why,
+        limit_min=round(limit, 1),
+        started=bench.wall(),
+    )
+    record.kernel_runs.append(run)
+    record.kernel_stage = f"{why} (engine {engine}, at most {limit:.1f} min under traffic; no trial)"
+    bench.say("info", record.kernel_stage, engine=engine)
+    bench.save()
     try:
-        async with asyncio.timeout(trials.patience_s(engine)):
-            seen = await trials.until(engine, number, lambda now: None if now.where == "coming" else now)
-    except TimeoutError:
+        base = trials.subject(engine).config
+        trials.put_on(engine, OnTrial(name=bench.name, weights=record.weights, base=base), config, why)
+        seen = await _seen(bench, run)
+        if seen is not None:
+            hit = seen.where == "crashed" and seen.kind in GPU_FAULTS
+            run.outcome = "quiet" if seen.where == "ready" else "crashed" if hit else "lost"
+            run.note = "" if seen.where == "ready" else seen.cause
+    finally:
+        run.outcome = "aborted" if run.outcome == "running" else run.outcome
+        run.ended = bench.wall()
+        text = f"the run for the kernel on engine {engine}: {run.outcome} after {run.minutes:.1f} min"
+        bench.say("info", f"{text}: {run.note}" if run.note else text, engine=engine)
+    bench.save()
+    if run.outcome != "crashed":
         return None
-    if seen.where == "ready":
-        seen = await _under_traffic(bench, engine, number, seen)
-    if seen.where != "crashed" or seen.kind not in GPU_FAULTS:
-        return None
-    folder = Path(seen.log).parent if seen.log else bench.records.run_dir / "engines" / engine / str(number)
+    folder = Path(run.log).parent if run.log else bench.records.run_dir / "engines" / engine / str(run.generation)
     await _evidence(folder)
-    return Death(folder, why)
+    return Death(folder, "the run for the kernel")
 
 
-async def _under_traffic(bench: Bench, engine: str, number: int, seen: Sight) -> Sight:
+async def _seen(bench: Bench, run: KernelRun) -> Sight | None:
+    """What became of it; None: it did not get ready in time."""
+    trials, limit_s = bench.trials, bench.trials.patience_s(run.engine)
+    try:
+        async with asyncio.timeout(limit_s):
+            seen = await trials.until(run.engine, run.generation, lambda now: None if now.where == "coming" else now)
+    except TimeoutError:
+        run.outcome, run.note = "lost", f"it was not ready after {limit_s:.0f} s ({trials.where(run.engine)})"
+        return None
+    run.log = seen.log
+    return await _under_traffic(bench, run, seen) if seen.where == "ready" else seen
+
+
+async def _under_traffic(bench: Bench, run: KernelRun, seen: Sight) -> Sight:
     trials, stop = bench.trials, asyncio.Event()
     client = trials.client(seen.url)
     ended = asyncio.ensure_future(
-        trials.until(engine, number, lambda now: None if now.where in ("ready", "coming") else now)
+        trials.until(run.engine, run.generation, lambda now: None if now.where in ("ready", "coming") else now)
     )
 
     async def replay() -> None:
-        seed = number
+        seed = run.generation
         while not stop.is_set():
             await bench.traffic.replay(seed).run(client, stop=stop)
             seed += 1000
             if not stop.is_set():
                 await asyncio.sleep(AGAIN_S)
 
-    work = asyncio.ensure_future(replay())
+    work, began = asyncio.ensure_future(replay()), bench.clock()
     try:
-        await asyncio.wait([ended], timeout=_limit_min(bench) / bench.scale)
-        return ended.result() if ended.done() else trials.sight(engine, number)
+        while not ended.done() and run.minutes < run.limit_min:
+            left = (run.limit_min - run.minutes) / bench.scale
+            await asyncio.wait([ended], timeout=min(max(left, 0.05), bench.beat_s))
+            run.minutes = (bench.clock() - began) * bench.scale
+        return ended.result() if ended.done() else trials.sight(run.engine, run.generation)
     finally:
         stop.set()
         ended.cancel()

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rltop.bisect.belief import Belief, Trial
 from rltop.bisect.facts import CrashFacts, Tables, weigh
 from rltop.bisect.planner import Budget, Planner, Running
 from rltop.bisect.space import OTHER, Space, space
-from rltop.daemon.bisect_record import Record, TrialRow
+from rltop.daemon.bisect_record import Outside, Record, TrialRow
 from rltop.engines.ground import arm
 from rltop.engines.slots import differences
 
@@ -86,6 +88,10 @@ class Model:
             found.append(Trial(on, minutes, crashed=True, engine=crash.engine))
         scale = self.record.time_scale
         found += [Trial(on, minutes * scale, crashed=True, engine=name) for name, minutes in self.record.earlier]
+        found += [
+            Trial(on, 0.0 if crash.at_start else one.minutes * scale, crashed=True, engine=one.engine)
+            for one in self.record.outside
+        ]
         rows = [row for row in self.record.trials if row.outcome in ("crashed", "quiet", "aborted") and row.counts]
         return [
             *found,
@@ -206,6 +212,8 @@ def cell(model: Model, seen: Outlook) -> dict[str, Any]:
         "traffic": {name: record.traffic.get(name) for name in ("source", "requests", "concurrency")},
         "posterior": [dict(one) for one in seen.posterior],
         "involved": dict(seen.involved or {}),
+        "counts": counts(record.trials),
+        "outside": [_outside(record, one) for one in record.outside],
         "trials": [_trial(model, row) for row in record.trials[-MOST_TRIALS:]],
         "next": [dict(one) for one in seen.next],
         "verdict": None
@@ -219,6 +227,10 @@ def cell(model: Model, seen: Outlook) -> dict[str, Any]:
             "left": [[list(names), round(p, 4)] for names, p in ending.left],
         },
         "kernel": dict(record.located) if record.located is not None else _kernel(crash.kernel or record.kernel),
+        "kernel_stage": record.kernel_stage or None,
+        "kernel_runs": [msgspec.structs.asdict(one) for one in record.kernel_runs],
+        "unserved": record.unserved or None,
+        "cut_off": record.cut_off,
         "restored": dict(record.restored),
         "notes": list(record.notes),
         "reason": record.reason,
@@ -227,7 +239,22 @@ def cell(model: Model, seen: Outlook) -> dict[str, Any]:
 
 
 def _kernel(name: str) -> dict[str, Any] | None:
-    return {"name": name, "block": None, "source": "core dump", "weaker": False} if name else None
+    """Before the kernel stage: the name that a log's `coredump:` lines gave."""
+    rest = {"place": None, "exception": None}
+    return {"name": name, "block": None, "source": "core dump", "weaker": False, **rest} if name else None
+
+
+def counts(rows: Sequence[TrialRow]) -> dict[str, int]:
+    """Trials by outcome. crashed: of the hunted kind; other: crashes that count for nothing."""
+    found = dict.fromkeys(("trials", "crashed", "other", "quiet", "lost", "aborted", "running"), 0)
+    found["trials"] = len(rows)
+    for row in rows:
+        found["other" if row.outcome == "crashed" and not row.counts else row.outcome] += 1
+    return found
+
+
+def _outside(record: Record, one: Outside) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(one), "minutes": round(one.minutes * record.time_scale, 2)}
 
 
 def _fact(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,5 +283,6 @@ def _trial(model: Model, row: TrialRow) -> dict[str, Any]:
         "log": row.log or None,
         "note": row.note,
         "requests": row.requests,
+        "failed": row.failed,
         "argv": model.argv_of(row),
     }

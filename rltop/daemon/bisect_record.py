@@ -59,6 +59,9 @@ class TrialRow(msgspec.Struct, kw_only=True):
     log: str = ""
     note: str = ""
     requests: int = 0
+    """Answered."""
+    failed: int = 0
+    """Refused, or cut off."""
     tokens: int = 0
 
 
@@ -75,12 +78,39 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     rank: int | None = None
     minutes: float | None = None
-    """It had been ready to serve for so long; None: not known."""
+    """It had requests for so long; None: not known."""
     weight_version: str = ""
     injected: str = ""
     """A rehearsal: the fault that a stand-in was told to have."""
     at_start: bool = False
     """Before it answered anything."""
+
+
+class Outside(msgspec.Struct, frozen=True, kw_only=True):
+    """A crash of the hunted kind that was no trial's: an engine with the same arguments, which served meanwhile."""
+
+    engine: str
+    generation: int
+    fingerprint: str
+    minutes: float
+    """It had requests for so long; clock minutes, as `Crash.minutes`."""
+    t: float
+
+
+class KernelRun(msgspec.Struct, kw_only=True):
+    """A run for the kernel's name, after the verdict: no trial, nothing else is concluded from it."""
+
+    engine: str
+    generation: int
+    why: str
+    limit_min: float
+    """It is ended after so many minutes without a crash."""
+    started: float
+    ended: float | None = None
+    outcome: Literal["running", "crashed", "quiet", "lost", "aborted"] = "running"
+    minutes: float = 0.0
+    log: str = ""
+    note: str = ""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +137,9 @@ class Record(msgspec.Struct, kw_only=True):
     ground: Ground
     crash: Crash
     earlier: tuple[tuple[str, float], ...] = ()
-    """Other crashes of that kind with the same arguments: engine, and minutes that it had been ready to serve."""
+    """Other crashes of that kind with the same arguments: engine, and minutes in which it had requests."""
+    outside: list[Outside] = []
+    """Such crashes since it began."""
     weights: Required
     """That every engine on trial holds."""
     factors: Mapping[str, float] = {}
@@ -119,6 +151,9 @@ class Record(msgspec.Struct, kw_only=True):
     """Between waves of traffic: `sleep`, `sync`, or "" (load alone)."""
     located: Mapping[str, Any] | None = None
     """What the kernel stage found (`rltop.engines.gdb.Kernel.cell`)."""
+    kernel_stage: str = ""
+    """What the kernel stage does now."""
+    kernel_runs: list[KernelRun] = []
     started: float
     ended: float | None = None
     minutes: float = 0.0
@@ -143,6 +178,10 @@ class Record(msgspec.Struct, kw_only=True):
     """Engine -> why it takes no part any more."""
     verdict: Ending | None = None
     restored: dict[str, str] = {}
+    unserved: str = ""
+    """Why no engine serves the run now; "": one does."""
+    cut_off: bool = False
+    """Its engines were stopped under it (the run went down): it can be gone on with."""
     error: str = ""
     notes: list[str] = []
 

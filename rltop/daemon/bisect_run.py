@@ -18,10 +18,13 @@ from typing import Any
 from rltop.bisect.facts import Tables
 from rltop.bisect.planner import Verdict
 from rltop.bisect.space import OTHER
+from rltop.checks.phrase import count
+from rltop.daemon.bisect_bench import Bench, Tell, Traffic
+from rltop.daemon.bisect_crashes import Since
 from rltop.daemon.bisect_kernel import locate
 from rltop.daemon.bisect_model import Model, Outlook, cell, outlook
 from rltop.daemon.bisect_record import ENDED, Ending, Record, Records, State
-from rltop.daemon.bisect_trial import Bench, Tell, Traffic, Worker
+from rltop.daemon.bisect_trial import Worker
 from rltop.engines.trials import Trials
 from rltop.errors import RltopError
 
@@ -31,6 +34,10 @@ SAVE_S = 5.0
 """Exposure that a daemon which is killed may lose."""
 LOOK_S = 5.0
 """Between two looks at what is believed, while no trial begins or ends."""
+CUT_OFF = (
+    "the run went down before it was clear; what was tried is kept: once its engines run again (rltop up), "
+    "rltop bisect resume goes on with it"
+)
 BACK_TRIES, BACK_PAUSE_S = 6, 5.0
 """How often it is tried to put an engine back, and the pause between: a disk may have room again."""
 
@@ -50,10 +57,11 @@ class Runner:
         changed: Callable[[], None],
         clock: Callable[[], float],
         wall: Callable[[], float],
+        since: Since | None = None,
         beat_s: float = BEAT_S,
         back_pause_s: float = BACK_PAUSE_S,
     ) -> None:
-        """tell: writes an event. changed: what viewers see is another."""
+        """tell: writes an event. changed: what viewers see is another. since: crashes of the engines that serve on."""
         self.record = record
         self.model = Model(record, tables)
         self.seen = Outlook()
@@ -69,7 +77,7 @@ class Runner:
             wall=wall,
             beat_s=beat_s,
         )
-        self._changed, self._back_pause_s = changed, back_pause_s
+        self._changed, self._back_pause_s, self._since = changed, back_pause_s, since
         for name in record.engines:
             if name not in trials.ids():
                 record.dropped[name] = record.restored[name] = "it is not there any more"
@@ -92,14 +100,14 @@ class Runner:
         return self._leaving
 
     def stage(self) -> str:
-        """Where it stands, in a line."""
+        """Where it stands, in a line that changes only when a trial ends or it enters another stage."""
         record = self.record
+        if record.verdict is not None:
+            return f"{record.state}: {record.kernel_stage or 'its engines go back to their own flags'}"
         ended = [row for row in record.trials if row.outcome != "running"]
-        crashed = sum(row.outcome == "crashed" for row in ended)
-        best = self.seen.posterior[0] if self.seen.posterior else None
-        likely = f"; {best['words']} {best['p']:.0%}" if best is not None else ""
-        state = record.state if record.verdict is None else f"{record.state}, engines go back"
-        return f"{state}: {len(ended)} trials, {crashed} crashed, {record.minutes:.0f} min{likely}"
+        crashed = sum(row.outcome == "crashed" and row.counts for row in ended)
+        told = f"{count(len(ended), 'trial')} ended, {crashed} of them crashed" if ended else "no trial has ended yet"
+        return f"{record.state}: {told}"
 
     def cell(self) -> dict[str, Any]:
         """For viewers."""
@@ -151,12 +159,12 @@ class Runner:
                         with contextlib.suppress(RltopError):
                             self.bench.save()
                     else:
-                        self._cut_off()
+                        self.cut_off()
                     raise
         except RltopError as error:
             record.error = _sentence(error)
             self._end("failed", Ending(state="failed", culprit=None, words="", p=0.0, text=record.error))
-        record.ended = self.bench.wall()
+        record.ended, record.unserved = self.bench.wall(), ""
         await self._save_at_last()
         self._changed()
 
@@ -167,6 +175,7 @@ class Runner:
         workers = {asyncio.ensure_future(Worker(name, self.bench).run()) for name in engines}
         try:
             while self._verdict is None and not self._stopped:
+                self.bench.moved.clear()  # what moves from here on is looked at once more
                 self._tick()
                 await self._judge()
                 self._changed()
@@ -189,7 +198,6 @@ class Runner:
         self._conclude()
 
     async def _wait(self) -> None:
-        self.bench.moved.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.bench.beat_s):
                 await self.bench.moved.wait()
@@ -200,9 +208,28 @@ class Runner:
         if self.bench.go_on.is_set():
             self.record.minutes += (now - self._ticked) * self.bench.scale
         self._ticked = now
+        self._see_the_others()
         if now - self.bench.saved > SAVE_S:
             self.bench.running()  # brings the exposures up to date
             self.bench.save()
+
+    def _see_the_others(self) -> None:
+        """Engines that serve on have the bug too: their crashes are evidence, and nobody may be left to serve.
+
+        Raises RltopError when the record cannot be written.
+        """
+        record, bench = self.record, self.bench
+        for one in self._since.new() if self._since is not None else ():
+            record.outside.append(one)
+            text = f"engine {one.engine} crashed of the hunted kind ({one.fingerprint}) while it served, after "
+            text += f"{one.minutes * record.time_scale:.1f} min of requests: it counts as a crash with everything on"
+            bench.say("warn", text, engine=one.engine)
+            bench.save()
+        before, record.unserved = record.unserved, bench.trials.unserved(record.engines)
+        if record.unserved and not before:
+            bench.say("warn" if record.mode == "in-fleet" else "info", record.unserved)
+        elif before and not record.unserved:
+            bench.say("info", "an engine serves the run again")
 
     async def _judge(self) -> None:
         """Ask the planner where it stands; what is shown follows more seldom, for it costs more."""
@@ -212,6 +239,8 @@ class Runner:
         unsure = found.state in ("found", "none") and found.probability < self.record.sure
         if found.state != "open" and not unsure and self._verdict is None:
             self._verdict = found
+        if self._verdict is None and len(trials) == len(self.model.evidence()):
+            self.bench.judged.set()
         state = (len(trials), tuple(sorted((one.engine, one.arm) for one in running)), self._verdict is not None)
         if state != self._looked or self.bench.clock() - self._looked_at > LOOK_S:
             engines = [name for name in self.record.engines if name not in self.record.dropped]
@@ -228,6 +257,8 @@ class Runner:
                 row.counts = row.counts and row.ready
                 row.ended = self.bench.wall()
                 row.note = row.note or "ended with the bisection"
+                text = f"trial {row.n} on engine {row.engine}: {row.outcome} after {row.minutes:.1f} min: {row.note}"
+                self.bench.say("info", text, trial=row.n, engine=row.engine, outcome=row.outcome)
 
     def _conclude(self) -> None:
         """Verdict, or whatever ended it, into the record."""
@@ -274,7 +305,7 @@ class Runner:
             await asyncio.sleep(self._back_pause_s)
 
     async def _locate(self) -> None:
-        """The kernel, where a culprit was found. `stop` cuts it short. Raises RltopError."""
+        """The kernel, where a culprit was found. `stop` cuts it short; whatever goes wrong, the engines go back."""
         record = self.record
         if record.state != "found" or record.located is not None or self._stopped:
             return
@@ -282,14 +313,18 @@ class Runner:
         try:
             while not work.done() and not self._stopped:
                 self.bench.moved.clear()
+                self._changed()
                 await asyncio.wait([work], timeout=self.bench.beat_s)
+                self._see_the_others()
+        except RltopError as error:
+            self.bench.say("error", f"the search for the kernel ends: {_sentence(error)}")
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        if not work.cancelled() and (error := work.exception()) is not None:
-            if isinstance(error, RltopError):
-                raise error
-            self.bench.say("error", f"fault while the kernel was looked for: {error!r}")
+            record.kernel_stage = ""
+        if not work.cancelled() and (fault := work.exception()) is not None:
+            told = _sentence(fault) if isinstance(fault, RltopError) else f"a fault: {fault!r}"
+            self.bench.say("error", f"the search for the kernel ends: {told}")
         self._changed()
 
     # ---------------------------------------------------------------- back to what they were
@@ -323,11 +358,13 @@ class Runner:
         self.record.restored[name] = why or "original"
         self._changed()
 
-    def _cut_off(self) -> None:
-        """The engines are being stopped by others: their next start has their own arguments."""
+    def cut_off(self) -> None:
+        """Its engines were stopped: their next start has their own arguments, and somebody may let it go on then."""
         record = self.record
         if record.state not in ENDED:
-            self._stopped = self._stopped or "the run's engines were stopped"
+            self._finish_rows()
+            record.cut_off = not self._stopped
+            self._stopped = self._stopped or CUT_OFF
             self._conclude()
         for name in record.engines:
             if name in record.restored:
@@ -335,9 +372,11 @@ class Runner:
             record.restored[name] = "original"
             try:
                 self.bench.trials.put_back(name)
+            except KeyError:
+                record.restored[name] = "it is not there any more"
             except RltopError as error:
                 record.restored[name] = _sentence(error)
-        record.ended = self.bench.wall()
+        record.ended, record.unserved, record.kernel_stage = self.bench.wall(), "", ""
         self._save_or_say("its end")
         self._changed()
 

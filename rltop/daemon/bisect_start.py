@@ -5,23 +5,22 @@ Nothing happens here. Whatever speaks against it is a `Rejected` that says why a
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rltop.bisect.facts import CrashFacts, Tables, weigh, why_not
+from rltop.daemon.bisect_crashes import GPU_FAULTS, TRAINER_CHECK, Refused, earlier, fires, hunted
 from rltop.daemon.bisect_model import Model, outlook
 from rltop.daemon.bisect_record import Crash, Record
 from rltop.daemon.bisect_weights import weights_of
 from rltop.daemon.state import StateTable
 from rltop.engines.crash_facts import Told, crash_facts, tail_of
-from rltop.engines.ground import Ground, ground
+from rltop.engines.ground import Ground, ground, toggles_now
 from rltop.engines.launcher import CRASH_DUMP_FOLDER, STAND_INS
 from rltop.engines.pins import shared
-from rltop.engines.toggle_table import CORE_DUMP_FILE
+from rltop.engines.toggle_table import TOGGLES
 from rltop.engines.traffic import SYNTHETIC, Traffic, captured, check_dump, in_flight, kept
 from rltop.engines.trials import Subject, Trials
 from rltop.engines.verify import read_server_info
@@ -33,33 +32,18 @@ ARGS = ("engine", "toggles", "engines", "mode", "budget_min", "sure", "traffic",
 BUDGET_MIN = 24 * 60.0
 MOST_TIME_SCALE = 3600.0
 MOST_SURE = 0.99
-MOST_EARLIER = 32
-"""Crashes that are looked at for how long it took."""
-GPU_FAULTS = frozenset({"ima", "misaligned", "launch-failure", "illegal-instruction"})
-"""One wrong address shows as any of them."""
-NO_TOGGLE = frozenset(
-    {"usage", "import", "checkpoint", "port", "host-oom", "terminated", "stopped", "silent", "released"}
-)
-"""Ends that no toggle causes."""
 RESTART_MIN = 2.0
 """Of SGLang, until one was measured."""
 RESTART_S = 3.0
 """Of a stand-in."""
-_TRAINER = "train.ima"
 _SHARED = ("colocate", "offload", "offload_rollout", "offload_train")
 """Arguments of a trainer that lends and takes its engines' memory (slime's names)."""
+LIKELY = 0.3
+"""A toggle that has a part in the crash with this chance is worth turning off meanwhile where engines serve on."""
 CYCLES = {
     "sleep": "between waves the engine sleeps and wakes: its memory is released, resumed, and its weights updated",
     "sync": "between waves the engine takes its weights again",
 }
-
-
-class Refused(Exception):
-    """It cannot begin."""
-
-    def __init__(self, why: str, do: str = "") -> None:
-        super().__init__(why)
-        self.why, self.do = why, do
 
 
 def plan(
@@ -78,7 +62,7 @@ def plan(
     if unknown := next((key for key in args if key not in ARGS), None):
         raise Refused(f"unknown argument {unknown[:80]!r}", f"bisect-start takes {', '.join(ARGS[:-1])}")
     mode = _mode(args)
-    crash, story = _crash(str(args.get("engine") or command.target or ""), trials, table, run_dir)
+    crash, story = hunted(str(args.get("engine") or command.target or ""), trials, table, run_dir)
     told = _facts(table, crash, story, run_dir)
     if why := why_not(told.facts):
         raise Refused(why)
@@ -87,7 +71,7 @@ def plan(
     engines = _guinea_pigs(_names(args, "engines"), mode, crash, subject, trials, keep)
     scale = _time_scale(args, [subject])
     cycle, cautions = _cycle(told.facts, subject)
-    base = ground(subject, _names(args, "toggles"), cycles=bool(cycle))
+    base = ground(subject, _names(args, "toggles"), cycle=cycle)
     tables = load(priors_path())
     factors, moved = weigh(told.facts, base.toggles, tables)
     weights, notes = weights_of(crash, run_dir, subject)
@@ -100,7 +84,7 @@ def plan(
         subject=subject,
         ground=base,
         crash=crash,
-        earlier=_earlier(crash, story, trials, table, run_dir),
+        earlier=earlier(crash, story, trials, table, run_dir),
         weights=weights,
         factors=factors,
         facts=tuple(
@@ -139,122 +123,12 @@ def traffic_of(given: str | None, run_dir: Path, crash: Crash) -> Traffic:
     return found if found is not None else Traffic.synthetic()
 
 
-def same_kind(hunted: str, kind: str) -> bool:
-    """A crash of this class is the hunted one, as far as classes tell."""
-    return kind == hunted or (kind in GPU_FAULTS and hunted in GPU_FAULTS)
-
-
-# ---------------------------------------------------------------------- the crash
-
-
-def _crash(name: str, trials: Trials, table: StateTable, run_dir: Path) -> tuple[Crash, Mapping[str, Any]]:
-    mine = trials.ids()
-    if name and name not in mine:
-        if f"engine/{name}" in table:
-            raise Refused(
-                f"engine {name}: rltop did not start it, so it can not restart it",
-                "start it by rltop ([engines]), or give rltop check its logs",
-            )
-        raise Refused(f"there is no engine {name[:80]!r}", f"there are {', '.join(mine) or 'none'}")
-    found: list[tuple[float, str, Mapping[str, Any]]] = []
-    for engine in [name] if name else mine:
-        cell = table.get(f"engine/{engine}") or {}
-        found += [(float(one.get("t") or 0.0), engine, one) for one in cell.get("crashes") or ()]
-    hunted = [row for row in found if _class(row[2]) in GPU_FAULTS] or [
-        row for row in found if name and _class(row[2]) not in NO_TOGGLE
-    ]
-    if not hunted:
-        raise Refused(*_nothing(name, found, table))
-    _, engine, one = max(hunted, key=lambda row: row[0])
-    generation = int(one.get("generation") or 0)
-    story = _story(run_dir, engine, generation)
-    told = story.get("crash") if isinstance(story.get("crash"), dict) else {}
-    assert isinstance(told, dict)
-    parts = str(one["fingerprint"]).split("/")
-    phase = str(told.get("phase") or (parts[1] if len(parts) > 1 else "serve"))
-    served = story.get("served_s")
-    up = float(served) / 60 if isinstance(served, int | float) else None
-    return (
-        Crash(
-            engine=engine,
-            generation=generation,
-            fingerprint=str(one["fingerprint"]),
-            kind=_class(one),
-            phase=phase,
-            cause=str(told.get("cause") or one.get("cause") or ""),
-            kernel=str(told.get("kernel") or ""),
-            rank=told.get("rank") if isinstance(told.get("rank"), int) else None,
-            minutes=up,
-            weight_version=str(story.get("weight_version") or ""),
-            injected=str(told.get("injected") or ""),
-            at_start=phase in ("launch", "load", "capture", "warm-up"),
-        ),
-        story,
-    )
-
-
-def _earlier(
-    crash: Crash, story: Mapping[str, Any], trials: Trials, table: StateTable, run_dir: Path
-) -> tuple[tuple[str, float], ...]:
-    """How often it crashes is what a bisection knows least: every crash of the kind with the same arguments tells."""
-    known = [
-        (engine, int(one.get("generation") or 0))
-        for engine in trials.ids()
-        for one in (table.get(f"engine/{engine}") or {}).get("crashes") or ()
-        if same_kind(crash.kind, _class(one))
-    ]
-    found = []
-    for engine, generation in known[-MOST_EARLIER:]:
-        other = _story(run_dir, engine, generation)
-        served, alike = other.get("served_s"), _launched(other) == _launched(story)
-        if (engine, generation) != (crash.engine, crash.generation) and alike and isinstance(served, int | float):
-            found.append((engine, float(served) / 60))
-    return tuple(found)
-
-
-def _launched(story: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments and environment, without the folder that each generation has of its own."""
-    env = dict(story.get("env") or {})
-    env.pop(CORE_DUMP_FILE, None)
-    return list(story.get("args") or ()), env
-
-
-def _nothing(name: str, found: Sequence[Any], table: StateTable) -> tuple[str, str]:
-    """Why there is no crash to hunt."""
-    if _fires(table, _TRAINER):
-        return why_not(CrashFacts(owner="trainer")), ""
-    if found:
-        told = ", ".join(sorted({str(one["fingerprint"]) for _, _, one in found}))
-        if name:
-            return f"engine {name} crashed of {told}: no toggle causes that", "rltop check reads its log for the cause"
-        return f"no engine crashed of an illegal memory access; there were {told}", "name the engine to hunt its crash"
-    if name:
-        return (
-            f"engine {name} has not crashed, as far as is known",
-            "leave --engine out to hunt the newest crash of all",
-        )
-    return "no engine has crashed, as far as is known", "it needs a crash to hunt; rltop drill ima rehearses one"
-
-
-def _class(one: Mapping[str, Any]) -> str:
-    return str(one.get("fingerprint") or "").split("/", 1)[0]
-
-
-def _story(run_dir: Path, engine: str, generation: int) -> dict[str, Any]:
-    """crash.json; empty where there is none (in a Ray cluster it is on the engine's machine)."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((run_dir / "engines" / engine / str(generation) / "crash.json").read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _fires(table: StateTable, check: str) -> bool:
-    return (table.get(f"check/{check}") or {}).get("status") in ("fail", "warn")
+# ---------------------------------------------------------------------- the crash's evidence
 
 
 def _owner(table: StateTable, crash: Crash) -> str:
     """The check compares all ranks of everything: where it fires, the trainer's fault came first."""
-    return "trainer" if crash.kind in GPU_FAULTS and _fires(table, _TRAINER) else "engine"
+    return "trainer" if crash.kind in GPU_FAULTS and fires(table, TRAINER_CHECK) else "engine"
 
 
 def _facts(table: StateTable, crash: Crash, story: Mapping[str, Any], run_dir: Path) -> Told:
@@ -310,15 +184,15 @@ def _guinea_pigs(
     for name in named:
         if name not in everyone:
             raise Refused(f"there is no engine {name[:80]!r} of rltop's", f"there are {', '.join(everyone)}")
-        if why := _unfit(everyone[name], subject):
+        if why := unfit(everyone[name], subject):
             raise Refused(f"engine {name}: {why}")
-    fit = [name for name, one in everyone.items() if not _unfit(one, subject)]
+    fit = [name for name, one in everyone.items() if not unfit(one, subject)]
     if crash.engine in fit:  # it goes first: whatever is wrong with its own hardware is there
         fit = [crash.engine, *(name for name in fit if name != crash.engine)]
     if named:
         return list(named)
     if not fit:
-        told = "; ".join(f"engine {name}: {_unfit(one, subject)}" for name, one in everyone.items())
+        told = "; ".join(f"engine {name}: {unfit(one, subject)}" for name, one in everyone.items())
         raise Refused(f"there is no engine to try on: {told}", "start one, or end what holds them")
     if mode == "exclusive":
         return fit
@@ -337,8 +211,8 @@ def _refuse_shared_memory(table: StateTable) -> None:
         )
 
 
-def _unfit(one: Subject, like: Subject) -> str:
-    """Why an engine cannot be tried on; "": it can."""
+def unfit(one: Subject, like: Subject) -> str:
+    """Why an engine like `like` cannot be tried on; "": it can."""
     if not one.runs:
         return "it is stopped"
     if one.busy:
@@ -411,6 +285,7 @@ def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
         steps.append(
             f"engine {', '.join(others)}: not touched, the run goes on with {'it' if len(others) == 1 else 'them'}"
         )
+    steps += _others_crash_too(record, trials, tables, others)
     steps.append(f"toggles: {', '.join(_toggle(name, base) for name in base.toggles)}")
     steps += [f"  never off: {name} ({why})" for name, why in base.fixed.items()]
     steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
@@ -441,3 +316,31 @@ def _toggle(name: str, base: Ground) -> str:
     """`speculative=NGRAM`; where off is another value than `off`, that too: `attention_backend=fa3 (off: triton)`."""
     off = base.off.get(name, "off")
     return f"{name}={base.on[name]}" + (f" (off: {off})" if off != "off" else "")
+
+
+def _others_crash_too(record: Record, trials: Trials, tables: Tables, others: Sequence[str]) -> list[str]:
+    """Engines that serve on with what is hunted: they may have the bug too, and nobody would be left to serve."""
+    wanted = [name for name in record.ground.toggles if name in TOGGLES]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for engine in others:
+        now = toggles_now(trials.subject(engine))
+        if on := tuple(name for name in wanted if now.get(name) == record.ground.on[name]):
+            alike.setdefault(on, []).append(engine)
+    found, model = list[str](), Model(record, tables)
+    likely = model.planner.believe(model.evidence()).involved() if alike else {}
+    for on, engines in alike.items():
+        names, one = ", ".join(engines), len(engines) == 1
+        what = "the same toggles" if len(on) == len(wanted) else ", ".join(on)
+        found.append(
+            f"warning: engine {names} {'has' if one else 'have'} {what} on and may crash too; after three such crashes "
+            f"{'it' if one else 'each'} is quarantined, and nobody serves. Each is counted as evidence"
+        )
+        free = sorted((name for name in on if name not in record.ground.fixed), key=lambda name: -likely.get(name, 0.0))
+        off = [name for at, name in enumerate(free) if not at or likely.get(name, 0.0) >= LIKELY]
+        changes = " ".join(f"{name}={record.ground.off[name]}" for name in off)
+        found.append(
+            f"  to keep {'it' if one else 'them'} serving: turn off meanwhile what is likeliest to take part "
+            f"(rltop engine set {changes} --engine {','.join(engines)}), or try on more engines and be done sooner "
+            f"(--on {','.join([*record.engines, *engines])}, or --exclusive: then nobody serves)"
+        )
+    return found

@@ -16,7 +16,7 @@ from rltop.errors import RltopError
 
 
 class Later:
-    """Implements `rltop.daemon.bisect_trial.Traffic` for a record's traffic; `load` it first."""
+    """Implements `rltop.daemon.bisect_bench.Traffic` for a record's traffic; `load` it first."""
 
     def __init__(self, record: Record, run_dir: Path) -> None:
         self._record, self._run_dir = record, run_dir

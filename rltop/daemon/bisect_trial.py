@@ -5,112 +5,40 @@ planner wants something else. Exposure is time under traffic: from ready to the 
 left out. It counts as the arm that is in effect, not as the one that was asked for; a toggle whose flag has no effect
 is never asked for again.
 
-Failure policy: an engine that does not start, hangs or is taken away makes the trial "lost", and a crash of another
-kind is noted: both are no evidence. Three such trials in a row and the engine takes no part any more. `RltopError`
-means that nothing can be written down: whoever runs the bisection ends it.
+Failure policy: an engine that does not start, cannot load its weights, refuses every request, hangs or is taken away
+makes the trial "lost", and a crash of another kind is noted: both are no evidence. An arm that is lost twice is left
+out if the engine then starts with another one; three lost trials in a row and the engine takes no part any more.
+`RltopError` means that nothing can be written down: whoever runs the bisection ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from rltop.bisect.planner import Next
-from rltop.bisect.trials import Running
-from rltop.daemon.bisect_model import Model
-from rltop.daemon.bisect_record import Outcome, Record, Records, TrialRow
-from rltop.daemon.bisect_start import NO_TOGGLE, same_kind
+from rltop.daemon.bisect_bench import Bench
+from rltop.daemon.bisect_crashes import NO_TOGGLE, same_kind
+from rltop.daemon.bisect_record import Outcome, TrialRow
 from rltop.engines.client import AsyncEngineClient
-from rltop.engines.ground import RESUME_ORDER, arm, effective
+from rltop.engines.ground import MEMORY_SAVER, RESUME_ORDER, arm, effective
+from rltop.engines.launcher import LOG
 from rltop.engines.slots import OnTrial
-from rltop.engines.traffic import Cycle, Replay, ReplayCounts
-from rltop.engines.trials import Sight, Trials
+from rltop.engines.traffic import Cycle
+from rltop.engines.trials import Sight
 from rltop.errors import RltopError
 
 MOST_LOST = 3
 """Trials in a row without evidence, after which an engine takes no part any more."""
+MOST_AGAIN = 2
+"""Of these with one arm: then another arm is tried, to tell an arm that cannot start from an engine that cannot."""
 AGAIN_S = 1.0
 """A replay that ends by itself while its engine lives begins again after so long."""
 DYING_S = 120.0
 """How long an engine whose requests broke off, or that writes its dumps, may take to be gone."""
 SOON_S = 3.0
 """Requests that broke off without a death that follows are not the engine's end."""
-
-Tell = Callable[..., None]
-"""Level, text, further fields of a journal event."""
-
-
-class Traffic(Protocol):
-    """What is replayed (`rltop.engines.traffic.Traffic`)."""
-
-    def replay(self, seed: int, cycle: Cycle | None = None) -> Replay: ...
-
-
-@dataclass(slots=True)
-class _Live:
-    """A trial under traffic."""
-
-    row: TrialRow
-    base: float
-    """Minutes before this stretch."""
-    since: float
-
-
-@dataclass(kw_only=True, slots=True)
-class Bench:
-    """What the workers of one bisection share."""
-
-    record: Record
-    model: Model
-    trials: Trials
-    records: Records
-    traffic: Traffic
-    tell: Tell
-    clock: Callable[[], float]
-    wall: Callable[[], float]
-    beat_s: float
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    """Not paused."""
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Something is another than before."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One choice at a time: each takes into account what the others do."""
-    live: dict[str, _Live] = field(default_factory=dict)
-    lost: dict[str, int] = field(default_factory=dict)
-    saved: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """What it is called where it stands in another's way."""
-        return f"bisection {self.record.id}"
-
-    @property
-    def scale(self) -> float:
-        """Exposure minutes per second."""
-        return self.record.time_scale / 60
-
-    def save(self) -> None:
-        """Raises RltopError."""
-        self.records.write(self.record)
-        self.saved = self.clock()
-
-    def say(self, level: str, text: str, **more: Any) -> None:
-        """A line in the journal."""
-        self.tell(level, f"{self.name}: {text}", bisection=self.record.id, **more)
-
-    def count(self, row: TrialRow) -> None:
-        """Bring the exposure of a trial up to now."""
-        live = self.live.get(row.engine)
-        if live is not None and live.row is row:
-            row.minutes = live.base + (self.clock() - live.since) * self.scale
-
-    def running(self) -> list[Running]:
-        """Trials under way, by now."""
-        for live in self.live.values():
-            self.count(live.row)
-        return self.model.running()
 
 
 class Worker:
@@ -131,6 +59,9 @@ class Worker:
                 break
             await self._trial(await self._choose() if row is None else row)
             row = None
+            bench.judged.clear()
+            bench.moved.set()
+            await bench.judged.wait()
 
     # ---------------------------------------------------------------- choosing
 
@@ -156,6 +87,8 @@ class Worker:
                 crash=then.crash,
                 bits=then.bits,
             )
+            if record.subject.launcher == "local":
+                row.log = str(bench.records.run_dir / "engines" / row.engine / str(row.generation) / LOG)
             record.trials.append(row)
             bench.save()
         bench.say("info", f"trial {row.n} on engine {self._engine}: {then.why}", trial=row.n, engine=self._engine)
@@ -192,7 +125,8 @@ class Worker:
             bench.moved.set()
         seen = await self._arrival(row)
         if seen is None:
-            self._is_lost(row, "it did not get ready in time")
+            limit = bench.trials.patience_s(engine)
+            self._is_lost(row, f"it was not ready after {limit:.0f} s ({bench.trials.where(engine)})")
         elif seen.where == "ready":
             if fresh:
                 self._measure_restart(began)
@@ -201,10 +135,16 @@ class Worker:
             self._ended(row, seen, at_start=not row.ready)
 
     async def _arrival(self, row: TrialRow) -> Sight | None:
+        """Until it is there, or is not to come; None: it takes too long."""
         trials = self._bench.trials
+
+        def there(seen: Sight) -> Sight | None:
+            row.log = seen.log or row.log
+            return _unless(seen, "coming")
+
         try:
             async with asyncio.timeout(trials.patience_s(self._engine)):
-                return await trials.until(self._engine, row.generation, lambda seen: _unless(seen, "coming"))
+                return await trials.until(self._engine, row.generation, there)
         except TimeoutError:
             return None
 
@@ -212,6 +152,9 @@ class Worker:
         """Replay until it crashes or the planner wants something else of the engine."""
         bench, engine = self._bench, self._engine
         self._see_effective(row, seen)
+        if not row.ready:
+            text = f"trial {row.n} on engine {engine}: ready, its traffic begins"
+            bench.say("info", text, trial=row.n, engine=engine)
         row.ready, row.log = True, seen.log
         bench.save()
         bench.moved.set()
@@ -222,18 +165,17 @@ class Worker:
         try:
             while True:
                 await _first(bench.go_on.wait(), ended)
-                bench.live[engine] = _Live(row, row.minutes, bench.clock())
                 await self._stretch(row, client, ended)
                 if ended.done():
                     break
-                bench.count(row)
-                bench.live.pop(engine, None)
+                bench.rest(row)
+                if row.failed >= MOST_LOST and not row.requests:
+                    return self._is_lost(row, f"it refused every request ({row.failed})")
                 if bench.go_on.is_set() and not await self._goes_on(row):
                     return self._is_over(row, "quiet", "")
             self._ended(row, ended.result(), at_start=False)
         finally:
-            bench.count(row)
-            bench.live.pop(engine, None)
+            bench.rest(row)
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
             await client.close()
@@ -268,13 +210,14 @@ class Worker:
         self, row: TrialRow, client: AsyncEngineClient, stop: asyncio.Event, broke: asyncio.Event
     ) -> None:
         """Over and over. broke: the newest replay ended by itself: its engine died, or refuses everything."""
-        turn = 0
+        turn, bench = 0, self._bench
         while not stop.is_set():
-            seed = row.n + 1000 * turn
-            counts: ReplayCounts = await self._bench.traffic.replay(seed, self._cycle(row)).run(client, stop=stop)
-            row.requests += counts.done
-            row.tokens += counts.tokens
+            replay = bench.traffic.replay(row.n + 1000 * turn, self._cycle(row))
+            bench.begin(row, replay)
+            await replay.run(client, stop=stop)
             turn += 1
+            if not stop.is_set():
+                bench.rest(row)
             if not stop.is_set():
                 broke.set()
                 await _within(stop.wait(), AGAIN_S)
@@ -284,8 +227,11 @@ class Worker:
     def _cycle(self, row: TrialRow) -> Cycle | None:
         """What this arm does between waves."""
         record, trials, engine = self._bench.record, self._bench.trials, self._engine
-        if not record.cycle or not record.weights.path or RESUME_ORDER in self._off(row.asked_on):
+        off = self._off(row.asked_on)
+        if not record.cycle or not record.weights.path or RESUME_ORDER in off:
             return None
+        if record.cycle == "sleep" and MEMORY_SAVER in off:
+            return None  # nothing can be released
         return Cycle(
             kind="sleep" if record.cycle == "sleep" else "sync",
             version=record.weights.version,
@@ -343,8 +289,8 @@ class Worker:
     def _ended(self, row: TrialRow, seen: Sight, *, at_start: bool) -> None:
         """By itself, or by somebody else."""
         bench = self._bench
-        live = bench.live.pop(row.engine, None)
-        if live is not None:
+        bench.count(row)
+        if (live := bench.live.pop(row.engine, None)) is not None:
             row.minutes = live.base + max(0.0, min(bench.clock(), seen.since) - live.since) * bench.scale
         match seen.where:
             case "crashed":
@@ -363,7 +309,7 @@ class Worker:
                 row.note = _with(row.note, "before its first request")
             if seen.fingerprint != hunted.fingerprint:
                 row.note = _with(row.note, f"as {seen.fingerprint}, hunted is {hunted.fingerprint}")
-            self._bench.lost[row.engine] = 0
+            self._evidence(row.engine)
             if seen.kernel and row.counts and not (hunted.kernel or self._bench.record.kernel):
                 told = self._bench.model.learn_kernel(seen.kernel, seen.log or f"trial {row.n}")
                 self._bench.say("info", f"trial {row.n}: its core dump names the kernel: {told}", trial=row.n)
@@ -378,7 +324,9 @@ class Worker:
     def _is_lost(self, row: TrialRow, why: str, *, at_once: bool = False) -> None:
         row.counts = False
         row.note = _with(row.note, why)
+        row.outcome = "lost"
         self._strike(why, at_once=at_once)
+        self._set_aside(row, why)
         self._is_over(row, "lost", why)
 
     def _strike(self, why: str, *, at_once: bool = False) -> None:
@@ -387,11 +335,37 @@ class Worker:
         if at_once or bench.lost[engine] >= MOST_LOST:
             bench.record.dropped[engine] = why
             bench.say("warn", f"engine {engine} takes no part any more: {why}", engine=engine)
+            if engine in bench.aside:  # no arm starts there: that says nothing of the one which was set aside
+                bench.record.barred.remove(bench.aside.pop(engine)[0])
+                bench.model.refresh()
+
+    def _set_aside(self, row: TrialRow, why: str) -> None:
+        """Try another arm after this one was lost again and again, as long as there is another one."""
+        bench, record = self._bench, self._bench.record
+        mine = [one for one in record.trials if one.engine == row.engine and one.ended is not None]
+        again = [one.asked_on for one in [*mine, row][-MOST_AGAIN:] if one.outcome == "lost"]
+        others = 2 ** len(set(record.ground.toggles) - set(bench.model.fixed())) - len(record.barred) - 1
+        if again != [row.asked_on] * MOST_AGAIN or row.engine in record.dropped or others < 1:
+            return
+        if row.engine not in bench.aside and row.asked_on not in record.barred:
+            record.barred.append(row.asked_on)
+            bench.aside[row.engine] = (row.asked_on, why)
+            bench.model.refresh()
+
+    def _evidence(self, engine: str) -> None:
+        """A trial of this engine told something: an arm that it could not start is at fault itself."""
+        bench = self._bench
+        bench.lost[engine] = 0
+        if (found := bench.aside.pop(engine, None)) is not None:
+            on, why = found
+            told = f"the arm with {', '.join(on) or 'nothing'} on does not start here and is left out: {why}"
+            bench.record.notes.append(told)
+            bench.say("warn", told, engine=engine)
 
     def _is_over(self, row: TrialRow, outcome: Outcome, cause: str) -> None:
         bench = self._bench
         if outcome == "quiet":
-            bench.lost[row.engine] = 0
+            self._evidence(row.engine)
         row.outcome, row.ended = outcome, bench.wall()
         if row.on is None:  # it never answered: as far as its arguments tell
             made = arm(bench.record.subject, bench.record.ground, self._off(row.asked_on))

@@ -244,7 +244,7 @@ async def _bring(client: AsyncEngineClient, wanted: Required, model_path: str, h
         told = str(error).splitlines()
         why = f"cannot load weight version {wanted.version!r} from {path}: {' '.join(told)}"
         await asyncio.sleep(LOAD_RETRY_S)
-        return Awaits(why)
+        return Awaits(why, refused=True)
     return None
 
 
@@ -321,10 +321,11 @@ async def keep_evidence(
     versions: Mapping[str, str],
     weights: str = "",
     served_s: float | None = None,
+    busy_s: float | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `crash.json` (cause, fingerprint, signal, flags, versions, weights, how long it served, `/server_info`) and
-    `crash.log` (the last 2,000 lines)."""
+    """Write `crash.json` (cause, fingerprint, signal, flags, versions, weights, for how long it was ready and for how
+    much of that it had requests, `/server_info`) and `crash.log` (the last 2,000 lines)."""
     size = look.log_size if look is not None else EVIDENCE_BYTES
     data = b""
     with contextlib.suppress(RltopError, TimeoutError):
@@ -346,6 +347,7 @@ async def keep_evidence(
         "versions": dict(versions),
         "weight_version": weights,
         "served_s": served_s,
+        "busy_s": busy_s,
         "server_info": dict(info or {}),
     }
     await asyncio.to_thread(_write_evidence, folder, story, data)

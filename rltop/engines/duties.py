@@ -18,6 +18,7 @@ from rltop.engines.states import (
     ANSWERING,
     DEAD,
     SERVING,
+    Awaits,
     Held,
     Ready,
     Reclaimed,
@@ -141,6 +142,8 @@ def _finished(engine: Engine, name: str, result: Any) -> None:
         case "sync":
             event, held, digest = result
             engine.watch.holds(held, digest)
+            refused = isinstance(event, Awaits) and event.refused
+            engine.watch.not_loaded = engine.watch.not_loaded + 1 if refused else 0
             engine.not_before["sync"] = now + (0.0 if isinstance(event, Synced) else AGAIN_S)
             if isinstance(event, Synced) and engine.weights_move():
                 return

@@ -12,10 +12,10 @@ that there is nothing to bisect.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rltop.engines.flags import parse
+from rltop.engines.flags import parse, strip
 from rltop.engines.options import table
 from rltop.engines.pins import pins
 from rltop.engines.planning import config_of, inherited_toggles
@@ -23,12 +23,14 @@ from rltop.engines.requests import Config
 from rltop.engines.rules import judge
 from rltop.engines.toggle_table import LAUNCH_BLOCKING, TOGGLES, read_fields
 from rltop.engines.toggles import Change, change, read_argv
-from rltop.engines.trials import Subject, model_of
+from rltop.engines.trials import SAVER_FIELD, Subject, model_of
 from rltop.errors import RltopError
 
 MEMORY = "memory"
 """The hypothesis that the pool is too large: off is `mem_fraction_static` lowered by `MEMORY_STEP`."""
 MEMORY_STEP = 0.1
+MEMORY_SAVER = "memory_saver"
+"""`--enable-memory-saver`, which a trainer that takes its engines' memory needs. On trial nobody takes it."""
 RESUME_ORDER = "resume_order"
 """The hypothesis that sleeping and waking is at fault: off is the same load without it, with the same arguments."""
 NEVER = {
@@ -60,6 +62,8 @@ class Ground:
     """Arguments with everything on, pinned."""
     pins: tuple[str, ...]
     notes: tuple[str, ...]
+    sleeps: bool = False
+    """The traffic has sleeps between its waves: they go off with the memory saver, which makes them possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +78,22 @@ class Arm:
     notes: tuple[str, ...] = field(default=())
 
 
-def ground(subject: Subject, wanted: Collection[str] = (), *, cycles: bool = False) -> Ground:
+def ground(subject: Subject, wanted: Collection[str] = (), *, cycle: str = "") -> Ground:
     """What can be bisected on engines like this one. wanted: these toggles only.
 
-    cycles: the traffic has sleeps or weight updates between its waves, which can be left out (`resume_order`).
+    cycle: the traffic has sleeps ("sleep") or weight updates ("sync") between its waves, which can be left out
+    (`resume_order`).
 
     Raises RltopError: a toggle that there is not, none that is on and can be turned off, arguments that SGLang refuses.
     """
-    every = (*TOGGLES, MEMORY, RESUME_ORDER)
+    every = (*TOGGLES, MEMORY_SAVER, MEMORY, RESUME_ORDER)
     unknown = [name for name in wanted if name not in every]
     if unknown:
         known = ", ".join(name for name in every if name not in NEVER)
         raise RltopError(f"there is no toggle {unknown[0]!r}", do=f"use some of: {known}")
     if never := [name for name in wanted if name in NEVER]:
         raise RltopError(f"{never[0]} is no toggle of a bisection", why=NEVER[never[0]])
-    now = {**_now(subject), RESUME_ORDER: "on" if cycles else "off"}
+    now = {**toggles_now(subject), RESUME_ORDER: "on" if cycle else "off"}
     named = [name for name in every if name not in NEVER]
     named = [name for name in named if name in wanted or (not wanted and name not in ASKED_FOR)]
     off_already = [name for name in named if now.get(name) in (None, "off")]
@@ -105,7 +110,7 @@ def ground(subject: Subject, wanted: Collection[str] = (), *, cycles: bool = Fal
         toggles = [name for name in toggles if name != "custom_all_reduce"]  # one GPU reduces nothing
     off = {name: _off(name, now) for name in toggles}
     config, pinned, notes = _pinned(subject, off)
-    made = _Maker(subject, config, off)
+    made = _Maker(subject, config, off, sleeps=cycle == "sleep")
     fixed: dict[str, str] = {}
     together: dict[str, tuple[str, ...]] = {}
     for name in toggles:
@@ -126,12 +131,13 @@ def ground(subject: Subject, wanted: Collection[str] = (), *, cycles: bool = Fal
         config=config,
         pins=pinned,
         notes=tuple(notes),
+        sleeps=cycle == "sleep",
     )
 
 
 def arm(subject: Subject, base: Ground, off: Collection[str]) -> Arm:
     """The arguments in which these toggles are off, with whatever goes off with them."""
-    return _Maker(subject, base.config, base.off).arm(off, base.toggles, base.fixed)
+    return _Maker(subject, base.config, base.off, sleeps=base.sleeps).arm(off, base.toggles, base.fixed)
 
 
 def effective(base: Ground, asked_on: Collection[str], seen: Mapping[str, str | None]) -> tuple[str, ...]:
@@ -152,7 +158,7 @@ def effective(base: Ground, asked_on: Collection[str], seen: Mapping[str, str | 
     return tuple(found)
 
 
-def _now(subject: Subject) -> dict[str, str | None]:
+def toggles_now(subject: Subject) -> dict[str, str | None]:
     """The toggles' values: in effect where that was seen, else as the arguments ask for."""
     inherited = inherited_toggles(subject.config, subject.launcher)
     env = inherited | dict(subject.config.env)
@@ -160,6 +166,9 @@ def _now(subject: Subject) -> dict[str, str | None]:
     now: dict[str, str | None] = {**asked, **{k: v for k, v in subject.toggles.items() if v is not None}}
     if now.get("cuda_graph") == "off":
         now["cuda_graph_padding"] = "off"
+    parsed = parse(subject.config.args, version=subject.version).values
+    saver = subject.info.get(SAVER_FIELD, parsed.get(SAVER_FIELD))
+    now[MEMORY_SAVER] = None if saver is None else "on" if saver else "off"
     fraction = now.get("mem_fraction_static") or subject.info.get("mem_fraction_static")
     now[MEMORY] = None if fraction is None else str(fraction)
     backend = now.get("attention_backend") or subject.info.get("attention_backend")
@@ -199,7 +208,8 @@ def _pinned(subject: Subject, off: Mapping[str, str]) -> tuple[Config, tuple[str
     parsed = parse(unblocked.argv, version=subject.version)
     # The backend is written out too, for its own arm replaces it.
     asked = {_field(name): value for name, value in off.items() if name != "attention_backend" or len(off) == 1}
-    asked.pop(RESUME_ORDER, None)
+    for mine in (RESUME_ORDER, MEMORY_SAVER):
+        asked.pop(mine, None)
     options = pins(asked, parsed, table(subject.version), subject.info)
     if not subject.info:
         notes.append(
@@ -218,8 +228,8 @@ def _pinned(subject: Subject, off: Mapping[str, str]) -> tuple[Config, tuple[str
 class _Maker:
     """Makes the arguments of arms."""
 
-    def __init__(self, subject: Subject, config: Config, off: Mapping[str, str]) -> None:
-        self._subject, self._config, self._off = subject, config, off
+    def __init__(self, subject: Subject, config: Config, off: Mapping[str, str], *, sleeps: bool) -> None:
+        self._subject, self._config, self._off, self._sleeps = subject, config, off, sleeps
         self._inherited = inherited_toggles(config, subject.launcher)
         self._model: dict[str, Any] | None = model_of(subject)
 
@@ -238,13 +248,17 @@ class _Maker:
         off = [name for name in toggles if name in off and name not in fixed]
         if not off:
             return Arm(self._config, frozenset(toggles))
-        wanted = {_field(name): self._off[name] for name in off if name != RESUME_ORDER}
+        base, gone = self._config, set(off)
+        if MEMORY_SAVER in off:
+            base = replace(base, args=tuple(strip(parse(base.args, version=self._subject.version), (SAVER_FIELD,))[0]))
+            gone |= {RESUME_ORDER} if self._sleeps else set()
+        wanted = {_field(name): self._off[name] for name in off if name not in (RESUME_ORDER, MEMORY_SAVER)}
         if not wanted:
-            return Arm(self._config, frozenset(toggles) - set(off))
+            return Arm(base, frozenset(toggles) - gone)
         if "cuda_graph" in off:
             wanted.pop("cuda_graph_padding", None)
-        env = self._inherited | dict(self._config.env)
-        made = self._change(self._config.args, env, wanted)
+        env = self._inherited | dict(base.env)
+        made = self._change(base.args, env, wanted)
         if not made.allowed:
             first = made.refusals[0]
             return Arm(None, why_not=f"{first.toggle}: {first.why}" if first.toggle else first.why)
@@ -252,11 +266,11 @@ class _Maker:
             # The two go together unless somebody asks for the other by itself.
             apart = self._change(made.argv, made.env, {"prefill_graph": "on"})
             made = apart if apart.allowed else made
-        config = config_of(made, self._config, self._inherited)
+        config = config_of(made, base, self._inherited)
         shown = read_fields(
             judge(made.argv, made.env, version=self._subject.version, model=self._model).fields, made.env
         )
-        on = {name for name in toggles if name not in off and shown.get(name) != "off"}
+        on = {name for name in toggles if name not in gone and shown.get(name) != "off"}
         if shown.get("cuda_graph") == "off":
             on.discard("cuda_graph_padding")
         notes = [f"moves too: {name}={alias.value}: {alias.why}" for name, alias in made.aliases.items()]

@@ -217,6 +217,8 @@ class Awaits:
     """Why it is still STALE."""
 
     cause: str
+    refused: bool = False
+    """It did not load what the fleet had it load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ class Engine:
         elif not self.write(record) and Action.SPAWN in actions:
             return self.fire(SpawnFailed("slot-file", "what it should be cannot be written down"))
         if slot.state is not before.state:
-            self._entered(before.state, alarm=Action.ALARM in actions)
+            self._entered(before.state, alarm=Action.ALARM in actions, again=before.reserved)
         elif Action.ALARM in actions:
             waited = f"{slot.state} since {self.house.clock() - slot.since:.0f} s"
             self.house.tell("error", f"engine {self.id}: {waited}: {slot.cause}", self.id, slot.state, slot.state)
@@ -334,12 +334,13 @@ class Engine:
         self._unwritten = False
         return True
 
-    def _entered(self, before: State, *, alarm: bool) -> None:
+    def _entered(self, before: State, *, alarm: bool, again: bool) -> None:
+        """again: it was on trial before."""
         slot = self.slot
         self.marks.append((slot.state, slot.since))
         self.marks = self.marks[-64:]
-        if slot.reserved and slot.state is not State.LAUNCHING:
-            # A crash of a trial is no alarm: whoever tries waits for it.
+        if slot.reserved and (again or slot.state is not State.LAUNCHING):
+            # A crash of a trial is no alarm: whoever tries waits for it, and tells of it.
             self.house.tell("debug", f"engine {self.id}: on trial: {slot.state}: {slot.cause}", self.id, "", "")
         else:
             shown = RESERVED if slot.reserved else slot.state.value
@@ -440,6 +441,7 @@ class Engine:
             versions=versions,
             weights=self.watch.weight_version,
             served_s=self._served_s(),
+            busy_s=self._busy_s(),
             info=scrub(self.watch.verified.info) if self.watch.verified is not None else None,
         )
 
@@ -447,6 +449,15 @@ class Engine:
         """For how long it has been ready to serve, up to its crash; None: it never was."""
         since = self.watch.served_since
         return None if since is None else round(max(0.0, self.slot.since - since), 3)
+
+    def _busy_s(self) -> float | None:
+        """How much of that it had requests; None: it never was ready."""
+        up = self._served_s()
+        if up is None:
+            return None
+        if self.process is not None:  # one that was found again has worked before
+            up = max(up, self.house.wall() - self.process.started)
+        return round(self.watch.exposure.seconds(self.slot.since, up), 3)
 
     # ---------------------------------------------------------------- showing
 

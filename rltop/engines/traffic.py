@@ -88,6 +88,10 @@ class Cycle:
 class Replay(Protocol):
     """One run of captured traffic against one engine."""
 
+    def counts(self) -> ReplayCounts:
+        """So far."""
+        ...
+
     async def run(self, client: AsyncEngineClient, *, stop: asyncio.Event) -> ReplayCounts:
         """Loop the traffic until `stop` or until the engine dies; never raises for a dead engine."""
         ...
@@ -244,6 +248,10 @@ class _Waves:
         self._traffic, self._cycle = traffic, cycle
         self._draw = random.Random(f"replay/{seed}")
         self._at = self._draw.randrange(len(traffic.requests)) if traffic.requests else 0
+        self._counts = _Counting()
+
+    def counts(self) -> ReplayCounts:
+        return self._counts.told()
 
     def _next(self) -> Mapping[str, Any]:
         body = self._traffic.requests[self._at]
@@ -251,7 +259,7 @@ class _Waves:
         return body
 
     async def run(self, client: AsyncEngineClient, *, stop: asyncio.Event) -> ReplayCounts:
-        counts = _Counting()
+        counts = self._counts = _Counting()
         ended = asyncio.ensure_future(stop.wait())
         work: set[asyncio.Future[None]] = set()
         waves = 0

@@ -30,6 +30,10 @@ from rltop.engines.supervisor import Engine
 from rltop.engines.verify import scrub
 
 T = TypeVar("T")
+SAVER_FIELD = "enable_memory_saver"
+"""Of ServerArgs."""
+MOST_LOADS = 3
+"""Refused loads of the weights in a row, after which an engine on trial is not waited for any more."""
 BACK_S = 60.0
 """After its memory came back: until it is seen to serve."""
 Where = Literal["coming", "ready", "hung", "crashed", "lost", "gone"]
@@ -142,6 +146,23 @@ class Trials:
         """A warning where no other engine serves now; "" where some do."""
         return nobody_serves(self._engines, ids, "until the bisection ends")
 
+    def unserved(self, ids: Sequence[str]) -> str:
+        """Why no engine serves the run now, these being on trial; "": another one does."""
+        others = [one for one in self._engines.values() if one.id not in ids]
+        if any(one.slot.serves() for one in others):
+            return ""
+        told = [
+            *(f"engine {one.id} is {one.slot.state}" for one in others),
+            *(f"engine {one} is on trial" for one in ids),
+        ]
+        return f"no engine serves the run: {', '.join(told)}"
+
+    def where(self, engine_id: str) -> str:
+        """Its state, and what it waits for or why it is in it."""
+        engine = self._engines[engine_id]
+        cause = engine.waits or engine.slot.cause
+        return f"{engine.slot.state}: {cause}" if cause else str(engine.slot.state)
+
     def next_generation(self, engine_id: str) -> int:
         """The number that `put_on` will give."""
         return self._engines[engine_id].slot.generation + 1
@@ -203,6 +224,8 @@ class Trials:
                 hung = state is State.SUSPECT and slot.escalated
                 doubted = state is State.SUSPECT
                 return Sight(where="hung" if hung else "ready", url=engine.url, doubted=doubted, **told)
+            case State.STALE if engine.watch.not_loaded >= MOST_LOADS:
+                return Sight(where="lost", **told)
             case _:
                 return Sight(where="coming", **told)
 
@@ -304,8 +327,10 @@ def model_of(subject: Subject) -> dict[str, Any] | None:
 
 
 def _effective(found: Verified) -> dict[str, str | None]:
-    """Toggle -> value in effect; padding without a decode graph is none."""
+    """Toggle -> value in effect; padding without a decode graph is none. With `memory_saver`, a bisection's own."""
     seen = {name: one.value for name, one in found.toggles.items()}
     if seen.get("cuda_graph") == "off":
         seen["cuda_graph_padding"] = "off"
+    if SAVER_FIELD in found.info:
+        seen["memory_saver"] = "on" if found.info[SAVER_FIELD] else "off"
     return seen

@@ -14,6 +14,7 @@ import asyncio
 from rltop.checks.known import KnownCrash
 from rltop.engines import chores
 from rltop.engines.crash import Crash, Stage
+from rltop.engines.exposure import Exposure
 from rltop.engines.health import STAND_IN, EngineHealth, HealthLimits, Phase
 from rltop.engines.launcher import STAND_INS, Kind, Launched, Launcher, Look, LostNode
 from rltop.engines.log import EngineLog
@@ -71,6 +72,9 @@ class Watch:
         self.asked_digest = False
         self.served_since: float | None = None
         """When it was first ready to serve."""
+        self.exposure = Exposure()
+        self.not_loaded = 0
+        """Times in a row that it refused the weights which the fleet had it load."""
         self.skip_middle = False
         self._disagreed = ""
         """The label, other than the required one, that the last probe found."""
@@ -169,6 +173,7 @@ class Watch:
         self.stats = stats
         self.seen = now if stats.reachable else self.seen
         self.health.scraped(stats, now, began)
+        self.exposure.scraped(stats, now)
         if stats.weight_version is not None:
             self.holds(stats.weight_version)
         if stats.weight_version is None or required is None:

@@ -7,6 +7,7 @@ that must be on, and its mean time. Minutes cost nothing, so hundreds of lives c
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rltop.daemon import bisect_start
+from rltop.daemon.bisect_crashes import Since
 from rltop.daemon.bisect_record import Record, Records
 from rltop.daemon.bisect_run import Runner
+from rltop.daemon.engine_view import crashes
 from rltop.daemon.state import StateTable
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.fleet import EngineSlot, Fleet, FleetPolicy, StartEngines
@@ -52,6 +55,10 @@ class Lab:
         self.last_words: Callable[[FakeProcess], Sequence[str]] = lambda process: IMA
         self.shown = 0
         self.crashed = 0
+        self.table = StateTable()
+        """What viewers are shown, as far as a bisection looks at it: the crashes of engines."""
+        self.refuses = False
+        """Engines refuse every request."""
         self.before_crash: Callable[[FakeProcess], bool] = lambda process: True
         """False: this time it does not end by the bug; the test did something else to it."""
 
@@ -59,6 +66,14 @@ class Lab:
     async def fleet(self) -> AsyncIterator[Fleet]:
         async with self.world.fleet() as fleet:
             yield fleet
+
+    def see_crashes(self, engine: str) -> list[dict[str, Any]]:
+        """Of an engine's cell by now, as the daemon tells them."""
+        key, cell = f"engine/{engine}", self.world.cells.get(engine, {})
+        before = self.table.get(key) or {}
+        known = crashes(before, cell, self.world.launcher.now() + 1.8e9, None)
+        self.table.set(key, {**cell, "crashes": known})
+        return known
 
     async def start(self, fleet: Fleet, count: int) -> None:
         slots = tuple(
@@ -70,15 +85,19 @@ class Lab:
 
     def record(self, fleet: Fleet, *, crashed_after_s: float = 1.0, **args: Any) -> Record:
         """Of a bisection that could begin: engine 0 crashed of the bug."""
-        table = StateTable()
         crash = {"number": 1, "generation": 1, "t": 1.0, "fingerprint": FINGERPRINT, "cause": "it died"}
-        table.set("engine/0", {"crashes": [crash]})
+        self.table.set("engine/0", {"crashes": [crash]})
+        story = self.world.folder / "engines" / "0" / "1" / "crash.json"
+        if not story.exists():
+            spec = self.world.launcher.at("0").spec
+            story.parent.mkdir(parents=True, exist_ok=True)
+            story.write_text(json.dumps({"args": list(spec.args), "env": dict(spec.env)}))
         given = {"toggles": list(TOGGLES), "mode": "exclusive", "time_scale": 60.0, **args}
         record, _ = bisect_start.plan(
             Command("bisect-start", "", given),
             "ana",
             trials=fleet.trials,
-            table=table,
+            table=self.table,
             run_dir=self.world.folder,
             keep=0,
             bisection_id=self.records.next_id(),
@@ -98,10 +117,13 @@ class Lab:
             changed=self._changed,
             clock=self.world.launcher.now,
             wall=lambda: self.world.launcher.now() + 1.8e9,
+            since=Since(record, fleet.trials, self.table, self.world.folder),
         )
 
     def _changed(self) -> None:
         self.shown += 1
+        for engine in self.world.cells:
+            self.see_crashes(engine)
 
     def told(self, level: str) -> list[str]:
         return [text for found, text in self.events if found == level]
@@ -109,7 +131,7 @@ class Lab:
     # ---------------------------------------------------------------- traffic
 
     def replay(self, seed: int, cycle: Cycle | None = None) -> Replay:
-        """Implements `rltop.daemon.bisect_trial.Traffic`."""
+        """Implements `rltop.daemon.bisect_bench.Traffic`."""
         return _Play(self)
 
     def process(self, client: AsyncEngineClient) -> FakeProcess:
@@ -136,6 +158,9 @@ class _Play:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
+    def counts(self) -> ReplayCounts:
+        return ReplayCounts(9, 0, 9, 0) if self._lab.refuses else ReplayCounts(1, 1, 0, 1)
+
     async def run(self, client: AsyncEngineClient, *, stop: asyncio.Event) -> ReplayCounts:
         lab = self._lab
         process = lab.process(client)
@@ -150,6 +175,6 @@ class _Play:
                     if lab.before_crash(process):
                         lab.strike(process)
                     end = None
-            return ReplayCounts(1, 1, 0, 1)
+            return self.counts()
         finally:
             stopped.cancel()

@@ -10,6 +10,8 @@ from rltop.engines.toggle_table import CORE_DUMP
 from tests.daemon.bisect_rig import Rig
 
 TOGGLES = ("radix_cache", "overlap_schedule")
+STORY = (": found: ", "the kernel is kv_copy_kernel", "back on the original flags")
+"""In this order: nobody understands the second before the first."""
 
 
 @pytest.mark.parametrize("dumping", [True, False])
@@ -31,6 +33,13 @@ async def test_the_kernel_of_the_culprit(tmp_path: Path, dumping: bool) -> None:
             assert "a stand-in wrote it" in kernel["source"]
             runs = [text for text in rig.core.texts() if "once more" in text]
             assert bool(runs) is not dumping, "with a core dump nothing is run again"
+            extra = cell["kernel_runs"]
+            assert [run["outcome"] for run in extra] == ([] if dumping else ["crashed"])
+            assert all("once more, with core dumps" in run["why"] and run["limit_min"] > 0 for run in extra)
+            assert (cell["kernel_stage"], cell["unserved"]) == (None, None), "it is over"
+            told = rig.core.texts("bisect")
+            order = [next(at for at, text in enumerate(told) if word in text) for word in STORY]
+            assert order == sorted(order)
             assert ("kv_copy_kernel" in cell["facts"][0]["text"]) is dumping
             if dumping:
                 assert "coredump" in cell["facts"][0]["source"]

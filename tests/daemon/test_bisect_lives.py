@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from rltop.daemon import bisect_again
+from rltop.daemon.bisect_crashes import Refused
+from rltop.daemon.bisect_model import Model
 from rltop.daemon.bisect_record import Record
-from rltop.engines.fleet import Fleet, Stop
+from rltop.daemon.bisect_trial import MOST_LOST
+from rltop.engines.fleet import Fleet, Required, SetToggles, Start, Stop
 from rltop.errors import RltopError
+from rltop.evidence.priors import load
 from rltop.train.cpu_engine.injection import signature
-from tests.daemon.bisect_lab import ARGS, IMA, OOM, Lab
+from tests.daemon.bisect_lab import ARGS, IMA, OOM, POLICY, Lab
 from tests.engines.fleet_world import Behaviour, FakeProcess, run_fleet
 
 ENDED = ("found", "none", "not-separable", "budget", "stopped", "failed")
@@ -412,3 +417,187 @@ def test_a_stopped_guinea_pig_is_not_started_by_the_next_daemon(tmp_path: Path) 
             assert not lab.world.launcher.alive()
 
     run_fleet(main)
+
+
+# ---------------------------------------------------------------------- the engines that serve on
+
+
+def test_a_crash_of_an_engine_that_serves_is_evidence(tmp_path: Path) -> None:
+    """And that nobody serves is said, and shown, until somebody does again."""
+    lab = Lab(tmp_path, None)
+    unserved: list[str | None] = []
+
+    async def crashes(fleet: Fleet, runner: Any) -> None:
+        await lab.world.until(lambda: any(row.ready for row in runner.record.trials))
+        lab.world.launcher.at("1").running = 3
+        await asyncio.sleep(30)
+        lab.strike(lab.world.launcher.at("1"))
+        await lab.world.until(lambda: runner.record.unserved)
+        unserved.append(runner.cell()["unserved"])
+        await lab.world.until(lambda: runner.record.outside and not runner.record.unserved)
+        unserved.append(runner.cell()["unserved"])
+        runner.stop("enough")
+
+    record = play(lab, engines=2, meanwhile=crashes, mode="in-fleet")
+    assert record.engines == ("0",)
+    (one,) = record.outside
+    assert (one.engine, one.generation, one.fingerprint.split("/")[0]) == ("1", 1, "ima")
+    assert one.minutes == pytest.approx(0.5, abs=0.05), "with requests, not since it was ready"
+    model = Model(record, load())
+    assert [trial.arm for trial in model.evidence() if trial.crashed and trial.engine == "1"] == [model.space.all_on]
+    assert unserved == ["no engine serves the run: engine 1 is BACKOFF, engine 0 is on trial", None]
+    told = lab.told("warn")
+    assert sum("counts as a crash with everything on" in text for text in told) == 1
+    assert sum("no engine serves the run" in text for text in told) == 1
+    assert [text for text in lab.told("info") if "an engine serves the run again" in text]
+    back(lab, record)
+
+
+def test_a_crash_with_other_arguments_is_no_evidence(tmp_path: Path) -> None:
+    """A workaround on the engines that serve on: what they then crash of is not the bug with everything on."""
+    lab = Lab(tmp_path, None)
+
+    async def crashes(fleet: Fleet, runner: Any) -> None:
+        await lab.world.do(fleet, SetToggles(targets=("1",), changes={"radix_cache": "off"}))
+        await lab.world.until_state("1", "HEALTHY")
+        lab.strike(lab.world.launcher.at("1"))
+        await lab.world.until(lambda: lab.see_crashes("1"))
+        await asyncio.sleep(30)
+        runner.stop("enough")
+
+    record = play(lab, engines=2, meanwhile=crashes, mode="in-fleet")
+    assert record.outside == []
+    back(lab, record)
+
+
+# ---------------------------------------------------------------------- trials that tell nothing
+
+
+def test_weights_that_do_not_load_end_it_after_a_few_tries_with_the_reason(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",))
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 1)
+            record = lab.record(fleet)
+            record.weights = Required(version="7", source="disk", path="/w/7")
+            lab.world.launcher.behaviour = Behaviour(refuses_updates=True)
+            await lab.runner(fleet, record).run()
+            assert record.state == "failed"
+            assert "cannot load weight version '7' from /w/7" in record.error
+            assert [row.outcome for row in record.trials] == ["lost"] * MOST_LOST
+            assert all("no such path" in row.note and not row.counts and row.log for row in record.trials)
+            assert record.barred == [], "no arm starts: none of them is at fault"
+            assert max(row.ended - row.started for row in record.trials if row.ended) < POLICY.start_s + 40
+            back(lab, record)
+
+    run_fleet(main)
+
+
+def test_an_arm_that_never_starts_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("speculative",), seed=4)
+    launcher = lab.world.launcher
+    start = launcher.start
+
+    async def fails(spec: Any) -> Any:
+        if "--disable-radix-cache" in spec.args and spec.args.count("--disable-overlap-schedule") == 0:
+            raise RltopError("the pool does not fit")
+        return await start(spec)
+
+    launcher.start = fails  # type: ignore[method-assign]
+    record = play(lab, budget_min=2000)
+    assert record.verdict is not None
+    assert (record.state, record.verdict.culprit) == ("found", ("speculative",)), lab.events
+    lost = [row for row in record.trials if row.outcome == "lost"]
+    assert lost
+    assert all("the pool does not fit" in row.note for row in lost)
+    assert record.barred
+    assert all("radix_cache" not in on and "overlap_schedule" in on for on in record.barred)
+    assert not record.dropped
+    assert [note for note in record.notes if "does not start here and is left out" in note]
+    back(lab, record)
+
+
+def test_an_engine_that_refuses_every_request_is_not_quiet(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+    lab.refuses = True
+    record = play(lab)
+    assert record.state == "failed"
+    assert {row.outcome for row in record.trials} == {"lost"}
+    assert all("it refused every request" in row.note for row in record.trials)
+    back(lab, record)
+
+
+# ---------------------------------------------------------------------- the run goes down, and comes back
+
+
+def test_a_run_that_goes_down_cuts_it_off_and_it_goes_on_when_asked(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), mean_s=3.0, seed=2)
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 2)
+            record = lab.record(fleet)
+            task = asyncio.create_task(lab.runner(fleet, record).run())
+            await lab.world.until(lambda: sum(row.outcome == "crashed" for row in record.trials) >= 2)
+            await fleet.stop_all(lambda stage: None)
+            await asyncio.gather(task, return_exceptions=True)
+            assert (record.state, record.cut_off) == ("stopped", True)
+            assert record.verdict is not None
+            assert "the run went down" in record.verdict.text
+            assert "rltop bisect resume" in record.verdict.text
+            before = len(record.trials)
+            with pytest.raises(Refused, match=r"none of its engines can go on: engine 0: it is stopped"):
+                bisect_again.plan("", lab.records.read_all()[0], fleet.trials)
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 2)
+            with pytest.raises(Refused, match="bisection '7' was cut off"):
+                bisect_again.plan("7", lab.records.read_all()[0], fleet.trials)
+            record, steps = bisect_again.plan("1", lab.records.read_all()[0], fleet.trials)
+            assert "go on with bisection 1" in steps[0]
+            bisect_again.reopen(record)
+            await lab.runner(fleet, record).run()
+            assert record.verdict is not None
+            assert (record.state, record.verdict.culprit, record.cut_off) == ("found", ("radix_cache",), False)
+            assert len(record.trials) > before
+            back(lab, record)
+
+    run_fleet(main)
+
+
+def test_engines_with_other_arguments_do_not_go_on_with_it(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 1)
+            record = lab.record(fleet)
+            task = asyncio.create_task(lab.runner(fleet, record).run())
+            await lab.world.until(lambda: any(row.ready for row in record.trials))
+            await fleet.stop_all(lambda stage: None)
+            await asyncio.gather(task, return_exceptions=True)
+            await lab.world.do(fleet, SetToggles(targets=("0",), changes={"radix_cache": "off"}))
+            await lab.world.do(fleet, Start(targets=("0",)))
+            await lab.world.until_state("0", "HEALTHY")
+            with pytest.raises(Refused, match=r"its arguments are others now \(\+ --disable-radix-cache\)"):
+                bisect_again.plan("", lab.records.read_all()[0], fleet.trials)
+
+    run_fleet(main)
+
+
+def test_its_stage_changes_only_when_a_trial_ends(tmp_path: Path) -> None:
+    """It becomes an event of the run's log."""
+    lab = Lab(tmp_path, ("radix_cache",), mean_s=20.0)
+    seen: list[str] = []
+
+    async def looks(fleet: Fleet, runner: Any) -> None:
+        while True:
+            if not seen or seen[-1] != runner.stage():
+                seen.append(runner.stage())
+            await asyncio.sleep(0.1)
+
+    record = play(lab, meanwhile=looks, time_scale=1.0)
+    assert len(seen) <= len(record.trials) + 4
+    assert "running: 1 trial ended, 1 of them crashed" in seen or "running: 1 trial ended, 0 of them crashed" in seen
+    events = [text for _, text in lab.events]
+    assert len(events) == len(set(events)) <= 3 * len(record.trials) + 8, "begun, ready, ended"

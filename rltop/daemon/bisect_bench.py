@@ -1,0 +1,114 @@
+"""What the workers of one bisection share: its record, its engines, its traffic, and which trial is under traffic now.
+
+Exposure is counted here: a trial's minutes go on only between `begin` and `rest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rltop.bisect.trials import Running
+from rltop.daemon.bisect_model import Model
+from rltop.daemon.bisect_record import Record, Records, TrialRow
+from rltop.engines.traffic import Cycle, Replay
+from rltop.engines.trials import Trials
+
+Tell = Callable[..., None]
+"""Level, text, further fields of a journal event."""
+
+
+class Traffic(Protocol):
+    """What is replayed (`rltop.engines.traffic.Traffic`)."""
+
+    def replay(self, seed: int, cycle: Cycle | None = None) -> Replay: ...
+
+
+@dataclass(slots=True)
+class _Live:
+    """A trial under traffic."""
+
+    row: TrialRow
+    base: float
+    """Minutes before this stretch."""
+    since: float
+    replay: Replay
+    requests: int
+    """Answered before this replay."""
+    failed: int
+    tokens: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Bench:
+    """What the workers of one bisection share."""
+
+    record: Record
+    model: Model
+    trials: Trials
+    records: Records
+    traffic: Traffic
+    tell: Tell
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    beat_s: float
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not paused."""
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something is another than before."""
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it was asked whether there is a verdict: nothing is begun that a trial's end made needless."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One choice at a time: each takes into account what the others do."""
+    live: dict[str, _Live] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    """Engine -> trials in a row without evidence."""
+    aside: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    """Engine -> the arm that it could not start, and why, until it is known whose fault that is."""
+    saved: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What it is called where it stands in another's way."""
+        return f"bisection {self.record.id}"
+
+    @property
+    def scale(self) -> float:
+        """Exposure minutes per second."""
+        return self.record.time_scale / 60
+
+    def save(self) -> None:
+        """Raises RltopError."""
+        self.records.write(self.record)
+        self.saved = self.clock()
+
+    def say(self, level: str, text: str, **more: Any) -> None:
+        """A line in the journal."""
+        self.tell(level, f"{self.name}: {text}", bisection=self.record.id, **more)
+
+    def count(self, row: TrialRow) -> None:
+        """Bring the exposure of a trial up to now."""
+        live = self.live.get(row.engine)
+        if live is not None and live.row is row:
+            row.minutes = live.base + (self.clock() - live.since) * self.scale
+            counts = live.replay.counts()
+            row.requests, row.failed = live.requests + counts.done, live.failed + counts.failed
+            row.tokens = live.tokens + counts.tokens
+
+    def begin(self, row: TrialRow, replay: Replay) -> None:
+        """From now on its engine is under traffic."""
+        counts = row.requests, row.failed, row.tokens
+        self.live[row.engine] = _Live(row, row.minutes, self.clock(), replay, *counts)
+
+    def rest(self, row: TrialRow) -> None:
+        """No traffic any more, for now: what follows is no exposure."""
+        self.count(row)
+        self.live.pop(row.engine, None)
+
+    def running(self) -> list[Running]:
+        """Trials under way, by now."""
+        for live in self.live.values():
+            self.count(live.row)
+        return self.model.running()
