@@ -239,6 +239,13 @@ class Story:
         return self.state in ENDED
 
     @property
+    def phase(self) -> str:
+        """`running`, `paused`, `ending` (it has its result, its engines are not back), `cut`; empty: it is over."""
+        if self.cut_off:
+            return "cut"
+        return "" if self.ended is not None else "ending" if self.over else self.state
+
+    @property
     def rehearsal(self) -> str:
         """What of it is no real thing; empty: nothing."""
         told = []
@@ -254,6 +261,8 @@ class Story:
         if self.state == "found" and verdict is not None:
             return f"found: {verdict.words or ' x '.join(verdict.culprit or ())} ({percent(verdict.p)})"
         words = HEADLINES.get(self.state, self.state or "unknown")
+        if self.cut_off:
+            words = "cut off: the run went down in the middle"
         if not self.over and self.posterior:
             words += f"; so far {self.posterior[0].words} ({percent(self.posterior[0].p)})"
         return words
@@ -315,10 +324,11 @@ class Story:
         """`2 to 8 min left`; empty: it is over, or nobody knows."""
         if self.over or self.left_min is None:
             return ""
-        low, high = self.left_min
-        return (
-            f"{minutes_text(low)} to {minutes_text(high)} left" if high - low >= 0.5 else f"{minutes_text(high)} left"
-        )
+        low, high = (minutes_text(value) for value in self.left_min)
+        if self.left_min[1] - self.left_min[0] < 0.5 or low == high:
+            return f"{high} left"
+        (least, unit), (_, most) = low.split(" "), high.split(" ")
+        return f"{least if unit == most else low} to {high} left"
 
     def wrong(self) -> list[str]:
         """Engines that are not as they were, and why."""
@@ -351,4 +361,6 @@ def minutes_text(minutes: float) -> str:
         return f"{max(0.0, minutes) * 60:.0f} s"
     if minutes < 9.95:
         return f"{minutes:.1f} min"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return (
+        f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h" if minutes < 600 else f"{minutes / 60:.0f} h"
+    )

@@ -41,7 +41,7 @@ class BisectDesk:
                 self._propose("bisect-start", frame, palette, {"engine": engine} if engine else {})
             case "bisect-stop":
                 self._propose("bisect-stop", frame, palette, {})
-            case "bisect-pause" if story is not None and story.state == "paused":
+            case "bisect-pause" if story is not None and (story.state == "paused" or story.cut_off):
                 self._propose("bisect-resume", frame, palette, {})
             case "bisect-pause":
                 self._propose("bisect-pause", frame, palette, {})

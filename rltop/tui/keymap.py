@@ -65,7 +65,8 @@ class Context(Struct, frozen=True):
     files: bool = True
     """There are several dumps."""
     bisection: str = ""
-    """`running` or `paused`: the bisection that goes on; empty: none."""
+    """The bisection that goes on: `running`, `paused`, `ending` (it has its result, its engines are not back); `cut`:
+    the run went down in the middle, it can be resumed. Empty: none."""
     ima: bool = False
     """The engine under the cursor died of a fault that a bisection hunts."""
     sought: bool = True
@@ -106,9 +107,11 @@ def works(key: Key, context: Context) -> bool:
         case "bisect":
             return context.engines or context.screen == "live"
         case "bisect-start":
-            return context.owned and not context.bisection
-        case "bisect-pause" | "bisect-stop":
-            return bool(context.bisection)
+            return context.owned and context.bisection in ("", "cut")
+        case "bisect-pause":
+            return context.bisection in ("running", "paused", "cut")
+        case "bisect-stop":
+            return context.bisection in ("running", "paused", "ending")
         case "open" | "copy" | "mute" | "read" | "group" | "fields" | "evidence":
             return context.selected
         case "next-dump" | "previous-dump":
@@ -172,7 +175,7 @@ def _short(key: Key, context: Context) -> str:
     match key.action:
         case "pause" if context.paused:
             return "resume"
-        case "bisect-pause" if context.bisection == "paused":
+        case "bisect-pause" if context.bisection in ("paused", "cut"):
             return "resume"
         case "full" if context.full:
             return "restore"

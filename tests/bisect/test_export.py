@@ -258,6 +258,6 @@ def test_words() -> None:
     assert arm_words("", "abc") == "everything off"
     assert arm_words("b", "ac") == "only b"
     assert arm_words("ac", "b") == "without b"
-    assert story(running()).time_left() == "20 min to 90 min left"
+    assert story(running()).time_left() == "20 to 90 min left"
     assert story(found()).time_left() == ""
     assert story(running(restored={"0": "its disk is full"})).wrong() == ["engine 0: its disk is full"]

@@ -39,7 +39,7 @@ def test_status_in_words() -> None:
     told = "\n".join(lines(story(running()), "night", NOW, 100))
     assert told.startswith("bisection 3 of run night: searching; so far cuda_graph x speculative (71%)")
     assert "kernel     build_tree_efficient, block 12, 0, 0 (core dump)" in told
-    assert "time       58 min of at most 24.0 h, begun 1h00m ago; 20 min to 90 min left" in told
+    assert "time       58 min of at most 24 h, begun 1h00m ago; 20 to 90 min left" in told
     assert "fact       kernel build_tree_efficient (speculative decoding): speculative x15" in told
     assert "6 trials: 2 running, 2 crashed, 1 quiet, 1 lost" in told
     assert "only speculative" in told

@@ -37,7 +37,7 @@ async def test_trials_belief_and_reasons_are_on_the_screen() -> None:
         text = made.text
         for words in (
             "bisection 3: searching; so far cuda_graph x speculative (71%)",
-            "58 min of 24.0 h, 20 min to 90 min left",
+            "58 min of 24 h, 20 to 90 min left",
             "✗ crashed",
             "✓ quiet",
             "◌ running",
@@ -107,6 +107,14 @@ async def test_evidence_of_a_trial() -> None:
             "not as it was: engine 1: no port was free",
         ),
         (stories.running(trials=[], posterior=[]), "no trial yet"),
+        (stories.found(), "rltop bisect export writes it as a bug report"),
+        (stories.ended("stopped", "the run went down", cut_off=True), "cut off: the run went down in the middle"),
+        (stories.running(unserved="no engine serves: all are on trial"), "▲ no engine serves: all are on trial"),
+        (stories.running(fixed=["deepep"]), "c deepep (never off)"),
+        (
+            stories.running(trials=[stories.trial(1, [], "crashed", 2.0, counts=False, fingerprint="oom/serve/1")]),
+            "▲ other  ",
+        ),
         ({"id": "9", "state": "strange", "trials": [None], "toggles": 3, "next": [{}]}, "bisection 9: strange"),
     ],
 )
@@ -115,10 +123,37 @@ async def test_every_state_has_its_words(cell: dict[str, Any], words: str) -> No
         assert words in made.text
 
 
+async def test_until_the_engines_are_back_it_can_be_cut_short_and_no_other_begins() -> None:
+    late = {"verdict": stories.found()["verdict"], "state": "found", "kernel": None}
+    stage = {"kernel_stage": "cuda-gdb reads the core dump of trial 2"}
+    runs = {"kernel_runs": [{"engine": "1", "why": "once more", "outcome": "running"}]}
+    async with board(cell=stories.running(**late, **stage, **runs), control=True) as made:
+        assert "looked for: cuda-gdb reads the core dump of trial 2" in made.text
+        assert "no trial  for the kernel, engine 1: once more: running" in made.text
+        assert "x stop" in made.footer
+        assert "s start" not in made.footer
+        assert "it has its result" in await made.press("p")
+        made.client.put("bisect", stories.ended("stopped", "the run went down", cut_off=True))
+        await made.tick()
+        assert "p resume" in made.footer
+        await made.press("p")
+        await made.shows("enter goes on")
+        assert made.client.orders[-1][0] == "bisect-resume"
+
+
+async def test_trials_alike_that_come_are_one_line() -> None:
+    (one,) = stories.running()["next"]
+    async with board(cell=stories.running(next=[{**one, "engine": str(n)} for n in range(8)])) as made:
+        assert made.text.count("try only cuda_graph, speculative") == 1
+        assert "(12 min on engine 0, 1, 2, 3, 4, 5, 6, 7)" in " ".join(made.text.split())
+
+
 async def test_a_daemon_without_bisections_says_how_to_begin() -> None:
     async with board("engines") as made:
         assert "No bisection in this run." in made.text
         assert "rltop bisect start" in made.text
+        assert "there may be nothing to hunt" in made.text
+        assert "rltop drill ima rehearses one" in made.text
     async with board("healthy") as made:
         assert "rltop owns none of its engines" in made.text
 

@@ -24,13 +24,13 @@ from rltop.tui.keytable import KEYS
 from rltop.tui.layout import LEAST, fits
 from rltop.tui.rows import Row, Span, plain_text
 from rltop.tui.screens.dialogs import Dialog
-from rltop.tui.text import wrap
 from rltop.tui.theme import Palette
 from rltop.tui.view import Frame
 from rltop.tui.widgets.bars import footer_row, too_small
 from rltop.tui.widgets.bisect_view import (
     Matrix,
     belief_rows,
+    empty_rows,
     evidence_rows,
     headline_rows,
     matrix_width,
@@ -107,7 +107,7 @@ class BisectScreen(Screen[None], inherit_bindings=False):
             deep=True,
             selected=story is not None and bool(story.trials),
             owned=any(view.owned for view in frame.engines()),
-            bisection="" if story is None or story.ended is not None or story.over else story.state,
+            bisection="" if story is None else story.phase,
         )
 
     def selection(self, frame: Frame) -> str:
@@ -155,7 +155,7 @@ class BisectScreen(Screen[None], inherit_bindings=False):
         if story is None:
             self._place(self._left, 0, len(head), width, body)
             self._right.display = self._below.display = False
-            changed += self._left.show(self._empty(frame, width), width, body)
+            changed += self._left.show(empty_rows(frame, width, self.engine), width, body)
         else:
             changed += self._body(story, frame, len(head), width, body)
         keys = list(hints(self.context))
@@ -191,20 +191,6 @@ class BisectScreen(Screen[None], inherit_bindings=False):
         rows = [rule_row(frame, "Why", tail, width, focused=not focused), *words[self._top : self._top + room]]
         return changed + self._below.show(rows, width, below)
 
-    def _empty(self, frame: Frame, width: int) -> list[Row]:
-        owned = any(view.owned for view in frame.engines())
-        told = ["No bisection in this run."]
-        if not owned:
-            told.append("rltop owns none of its engines: it cannot restart them with a toggle off.")
-        elif not frame.control:
-            told.append("One finds out which toggles a crash takes. Begin it with --control, or rltop bisect start.")
-        else:
-            told.append("s finds out which toggles the newest crash takes; it shows the plan first.")
-        rows: list[Row] = [()]
-        for at, text in enumerate(told):
-            rows += [((f"  {piece}", "strong" if not at else "dim"),) for piece in wrap(text, max(10, width - 4))]
-        return rows
-
     def _place(self, pane: Pane, x: int, y: int, width: int, height: int) -> None:
         pane.display = width > 0 and height > 0
         if pane.display:
@@ -238,7 +224,9 @@ class BisectScreen(Screen[None], inherit_bindings=False):
             return "not connected: nothing can be changed now"
         if action == "bisect-start":
             return "one runs already" if context.bisection else "rltop owns no engine of this run"
-        return "it is paused already" if context.bisection == "paused" else "no bisection runs"
+        if action == "bisect-pause" and context.bisection == "ending":
+            return "it has its result; x cuts the rest short"
+        return "no bisection runs: s starts one"
 
     def _own(self, action: str) -> bool:
         story = self.story()

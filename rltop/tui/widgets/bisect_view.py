@@ -24,6 +24,12 @@ LEAST = 0.005
 """Culprits believed less than this are not shown."""
 
 
+_WHAT = (
+    "One finds out which toggles a crash takes: some engines leave the rotation and get the traffic of the crash with "
+    "toggles off, until it is clear; then they go back to their own flags. The run goes on with the others."
+)
+
+
 def letter(at: int) -> str:
     """Of a toggle, by its place."""
     return string.ascii_letters[at] if at < len(string.ascii_letters) else "?"
@@ -40,14 +46,17 @@ def outcome_cell(trial: TrialStory, glyphs: Glyphs) -> Span:
     words, ready = trial.outcome, trial.ready
     if trial.runs and not ready:
         words = "starting"
+    if trial.outcome == "crashed" and not trial.counts:
+        words = "other"
     sign, style = {
+        "other": (glyphs.warn, "warn"),
         "crashed": (glyphs.fail, "bad"),
         "quiet": (glyphs.ok, "ok"),
         "running": (glyphs.wait, "accent"),
         "starting": (glyphs.wait, "accent"),
         "lost": (glyphs.warn, "warn"),
     }.get(words, (glyphs.skip, "dim"))
-    return f"{sign} {words}", style if trial.counts else "dim"
+    return f"{sign} {words}", style if trial.counts or style == "warn" else "dim"
 
 
 class Matrix(Struct):
@@ -115,7 +124,9 @@ def belief_rows(story: Story, frame: Frame, width: int) -> list[Row]:
     rows: list[Row] = []
     for at, name in enumerate(story.toggles):
         p = story.involved.get(name)
-        told = f"{letter(at)} {name}" + (" (never off)" if name in story.fixed else "")
+        told = f"{letter(at)} {name}"
+        if name in story.fixed:  # that comes first where there is no room: the list of facts has the words
+            told = whole if cells(whole := f"{told} (never off)") <= _name_cells(width) else f"{letter(at)}!{name}"
         rows.append(_bar(told, p, frame, width))
     rows.append((("it takes", "faint"),))
     shown = [one for one in story.posterior if one.p >= LEAST]
@@ -175,11 +186,14 @@ def headline_rows(story: Story, frame: Frame, width: int) -> list[Row]:
     rows: list[Row] = []
     for at, piece in enumerate(wrap(frame.safe(f"bisection {story.id}: {story.headline()}"), max(10, width - 4))[:2]):
         rows.append(((f" {sign} " if not at else "   ", style), (piece, style)))
+    if story.unserved:
+        rows += [((f" {glyphs.warn} {piece}", "warn+b"),) for piece in wrap(frame.safe(story.unserved), width - 4)]
     budget = f" of {minutes_text(story.budget_min)}" if story.budget_min is not None else ""
     told = f"{minutes_text(story.minutes)}{budget}"
     told += f", {story.time_left()}" if story.time_left() else ""
-    told += f" {glyphs.dot} {story.counts()}"
-    rows.append(((f"   {fit(frame.safe(told), max(1, width - 4), mark=glyphs.cut)}", "text"),))
+    both = f"{told} {glyphs.dot} {story.counts()}"
+    pieces = [both] if cells(both) <= width - 4 else [told, story.counts()]
+    rows += [((f"   {fit(frame.safe(one), max(1, width - 4), mark=glyphs.cut)}", "text"),) for one in pieces]
     for wrong in story.wrong():
         for piece in wrap(frame.safe(f"not as it was: {wrong}"), max(10, width - 4)):
             rows.append(((f" {glyphs.fail} {piece}", "bad"),))
@@ -204,34 +218,31 @@ def story_rows(story: Story, frame: Frame, width: int, *, believed: bool = False
 
 
 def _told(story: Story) -> Iterator[tuple[str, str, str]]:
-    if story.error:
+    explained = story.explained()
+    if story.error and story.error != explained:
         yield "error", story.error, "bad"
-    if told := story.explained():
-        yield "verdict", told, "strong"
+    if explained:
+        yield "verdict", explained, "strong"
     if story.verdict is not None and story.verdict.culprit is None and story.verdict.left:
         left = ", ".join(f"{' x '.join(names) or 'none'} {percent(p)}" for names, p in story.verdict.left)
         yield "left", left, "text"
-    for one in () if story.over else story.next:
-        cost = f" ({minutes_text(one.minutes)} on engine {one.engine})" if one.minutes is not None else ""
-        yield "next", one.why + cost, "strong"
+    yield from _coming(story)
+    yield from _kernel(story)
     if story.rehearsal:
         yield "rehearsal", story.rehearsal, "accent"
     crash = story.crash
     yield "hunts", f"{crash.fingerprint} of engine {crash.engine}, generation {crash.generation}", "text"
-    if story.kernel is not None:
-        block = f", block {story.kernel.block}" if story.kernel.block else ""
-        weaker = ": weaker, it tells the launch and not the fault" if story.kernel.weaker else ""
-        yield "kernel", f"{story.kernel.name}{block} ({story.kernel.source}{weaker})", "text"
     for fact in story.facts:
         yield "fact", fact.text + (f": {fact.moved()}" if fact.moves else ": moves nothing"), "text"
-    traffic = [story.traffic] if story.traffic else []
-    traffic += [f"{story.requests} requests"] if story.requests else []
-    traffic += [f"{story.concurrency} at once"] if story.concurrency else []
-    if traffic:
-        yield "traffic", ", ".join(traffic), "text"
-    back = sum(why == "original" for why in story.restored.values())
-    where = f"; {back} of {len(story.engines)} back on their own flags" if story.restored else ""
-    yield "engines", f"{', '.join(story.engines) or '-'} ({story.mode}){where}", "text"
+    for other in story.outside:
+        yield "meanwhile", other.words(), "text"
+    if uncounted := story.uncounted():
+        yield "beside", uncounted, "warn"
+    if traffic := story.traffic_words():
+        yield "traffic", traffic, "text"
+    yield "engines", story.engines_words(), "text"
+    for name in story.fixed:
+        yield "never off", name, "text"
     for name, others in story.aliases.items():
         yield "along", f"{name} off takes {', '.join(others)} with it", "text"
     for name, why in story.dropped.items():
@@ -243,11 +254,75 @@ def _told(story: Story) -> Iterator[tuple[str, str, str]]:
         yield "begun by", who + (f": {story.reason}" if story.reason else ""), "dim"
 
 
+def _coming(story: Story) -> Iterator[tuple[str, str, str]]:
+    """The trials that come, one line for those that are alike; of a bisection that is over, what to do with it."""
+    if story.cut_off:
+        yield "to do", "p goes on with it (rltop bisect resume)", "strong"
+    elif story.phase == "" and story.over:
+        yield "to do", "rltop bisect export writes it as a bug report, with what to turn off", "strong"
+    alike: dict[tuple[str, float | None], list[str]] = {}
+    for one in () if story.over else story.next:
+        alike.setdefault((one.why, one.minutes), []).append(one.engine)
+    for (why, minutes), engines in alike.items():
+        where = f"engine {', '.join(engines)}"
+        yield (
+            "next",
+            why + (f" ({minutes_text(minutes)} on {where})" if minutes is not None else f" ({where})"),
+            "strong",
+        )
+
+
+def _kernel(story: Story) -> Iterator[tuple[str, str, str]]:
+    """What is known of it, and what is done to find it out."""
+    if story.kernel is not None:
+        yield "kernel", story.kernel.words(), "text"
+    if story.kernel_stage and story.phase:
+        yield "kernel", f"looked for: {story.kernel_stage}", "accent"
+    for one in story.kernel_runs:
+        yield "no trial", f"for the kernel, {one.words()}", "text"
+
+
+def empty_rows(frame: Frame, width: int, engine: str) -> list[Row]:
+    """No bisection yet: what one does, what there is to hunt, and what to do now. engine: whose crash; "": any."""
+    rows: list[Row] = [()]
+    for at, (text, style) in enumerate(_empty(frame, engine)):
+        rows += [((f"  {piece}", style),) for piece in wrap(frame.safe(text), max(10, width - 4))]
+        rows += [()] if not at else []
+    return rows
+
+
+def _empty(frame: Frame, engine: str) -> Iterator[tuple[str, str]]:
+    yield "No bisection in this run.", "strong"
+    yield (
+        "One finds out which toggles a crash takes: some engines leave the rotation and get the traffic of the crash",
+        "dim",
+    )
+    yield (
+        "with toggles off, until it is clear; then they go back to their own flags. The run goes on with the others.",
+        "dim",
+    )
+    if not any(view.owned for view in frame.engines()):
+        yield "rltop owns none of its engines: it cannot restart them with a toggle off.", "strong"
+        yield "Start them by rltop ([engines] in a file, rltop up), or give rltop check their logs.", "text"
+        return
+    found = [view for view in frame.engines() if view.owned and view.hunted and engine in ("", view.id)]
+    for view in found:
+        yield f"Engine {view.id} died: {view.fingerprint}", "warn"
+    if not found:
+        died = f"Engine {engine} is not known to have died" if engine else "No engine is known to have died"
+        yield f"{died} of an illegal access: there may be nothing to hunt.", "text"
+        yield "rltop drill ima rehearses one; rltop bisect simulate shows how it thinks.", "text"
+    if frame.control:
+        yield "s shows the plan and begins after a reason and a yes.", "strong"
+    else:
+        yield "Begin it with rltop bisect start, or attach with --control and press s.", "strong"
+
+
 def evidence_rows(trial: TrialStory, frame: Frame, width: int) -> list[Row]:
     """Everything of one trial but its log."""
     words, style = outcome_cell(trial, frame.glyphs)
     told = f"{words} after {minutes_text(trial.minutes)} under traffic"
-    told += "" if trial.counts else ", not counted"
+    told += "" if trial.counts or trial.runs else ", not counted"
     facts = [
         ("outcome", told, style),
         ("note", trial.note, "warn"),
