@@ -66,7 +66,7 @@ def plan(
     told = _facts(table, crash, story, run_dir)
     if why := why_not(told.facts):
         raise Refused(why)
-    _refuse_shared_memory(table)
+    _refuse_shared_memory(table, crash)
     subject = _subject(trials, crash, story)
     engines = _guinea_pigs(_names(args, "engines"), mode, crash, subject, trials, keep)
     scale = _time_scale(args, [subject])
@@ -199,15 +199,20 @@ def _guinea_pigs(
     return fit[: max(1, min(len(fit) // 2, len(everyone) - keep))]
 
 
-def _refuse_shared_memory(table: StateTable) -> None:
-    """An engine on trial keeps its memory: a trainer that wakes up on the same GPUs would find none."""
+def _refuse_shared_memory(table: StateTable, crash: Crash) -> None:
+    """An engine on trial keeps its memory: a trainer that wakes up on the same GPUs would find none. Of a run of
+    engines alone (--debug-rollout-only) nobody wakes up."""
     run = table.get("run") or {}
     args = run.get("args") or {}
     shared = [name for name in _SHARED if args.get(name)]
-    if run.get("state") == "running" and shared:
+    if run.get("state") == "running" and shared and not args.get("debug_rollout_only"):
+        story = f"engines/{crash.engine}/{crash.generation}/crash.json"
         raise Refused(
-            f"the trainer and its engines take turns on the GPUs' memory (--{shared[0].replace('_', '-')})",
-            "stop the trainer (rltop down), start its engines alone ([engines] in a file), and bisect there",
+            f"the trainer and its engines take turns on the GPUs' memory (--{shared[0].replace('_', '-')}): an engine "
+            "on trial keeps its memory, and the trainer would wake up into it",
+            "end the run (rltop down), start its engines alone under its name (rltop up FILE --name RUN, FILE with "
+            f"[engines] only: model_path and args of {story}), and begin there: the crash is known, and sleeps and "
+            'wakes are replayed (docs/engines.md, "On trial")',
         )
 
 

@@ -103,7 +103,11 @@ async def test_what_cannot_begin(rig: Rig) -> None:
     assert "the trainer faulted first" in (await refused()).why
     rig.core.set("check/train.ima", None)
     rig.core.set("run", {"state": "running", "args": {"colocate": True}})
-    assert "take turns on the GPUs' memory (--colocate)" in (await refused()).why
+    shared = await refused()
+    assert "take turns on the GPUs' memory (--colocate)" in shared.why
+    assert "model_path and args of engines/0/1/crash.json" in shared.do
+    rig.core.set("run", {"state": "running", "args": {"colocate": True, "debug_rollout_only": True}})
+    assert "there is no toggle" in (await refused(toggles=["cuda_graf"])).why, "nobody takes their memory"
     rig.core.set("run", None)
     rig.core.set("engine/w0", {"id": "w0", "owner": "other", "generation": 1, "state": "HEALTHY"})
     assert "rltop did not start it, so it can not restart it" in (await refused(engine="w0")).why
