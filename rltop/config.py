@@ -176,21 +176,25 @@ def _ingest(table: Mapping[str, Any], place: Place) -> str:
 
 KEEPING = ("keep_serving", "restart", "on_hang", "drain_s", "start_s", "launcher", "ray_address")
 """Keys of `[engines]` that say how engines are kept."""
-STARTING = ("kind", "model_path", "count", "port", "args", "env", "python")
+STARTING = ("kind", "model_path", "count", "host", "port", "args", "env", "python")
 """Keys of `[engines]` that say which engines the daemon starts by itself."""
+ATTACHED = ("trainer", "weights_dir", "router")
+"""Keys of `[engines]` that say whose trainer uses those engines from outside (docs/slime.md)."""
 _WORDS = {
     "restart": ("auto", "never"),
     "on_hang": ("alarm", "restart"),
     "launcher": ("local", "ray"),
     "kind": ("sglang", "cpu", "null"),
+    "trainer": ("slime",),
 }
 
 
 def _engines(table: Mapping[str, Any], place: Place, *, flags: bool) -> dict[str, Any]:
     """flags: the run has rltop's own trainer, which says itself which engines it wants."""
-    place.only("engines", table, (*KEEPING, *STARTING))
+    starting = (*STARTING, *ATTACHED)
+    place.only("engines", table, (*KEEPING, *starting))
     for key, value in table.items():
-        if flags and key in STARTING:
+        if flags and key in starting:
             why = "rltop's own trainer says which engines it wants: --rollout-num-engines, --sglang-…, --engine-…"
             raise RltopError(f"{key} is for a run without [trainer]", where=place.at("engines", key), why=why)
         if (expected := _wrong(key, value)) is not None:
@@ -202,10 +206,42 @@ def _engines(table: Mapping[str, Any], place: Place, *, flags: bool) -> dict[str
             why="without a trainer of rltop's nobody else says which cluster",
             do='ray_address = "10.0.0.1:6379"',
         )
-    if "model_path" not in table and (stray := next((key for key in table if key in STARTING), None)):
+    if "model_path" not in table and (stray := next((key for key in table if key in starting), None)):
         why = "the daemon starts engines of its own only when it knows their model"
         raise RltopError(f"{stray} without model_path", where=place.at("engines", stray), why=why)
+    _attached(table, place)
     return dict(table)
+
+
+def _attached(table: Mapping[str, Any], place: Place) -> None:
+    """What must hold for engines that a trainer uses from outside."""
+    if "trainer" not in table:
+        if (stray := next((key for key in table if key in ATTACHED), None)) is not None:
+            why = "it is about a trainer that uses these engines from outside"
+            raise RltopError(f"{stray} without trainer", where=place.at("engines", stray), why=why, do=_SLIME)
+        return
+    if not table.get("port"):
+        why = "slime is given their addresses at its start, and an engine comes back there after a restart"
+        raise RltopError(
+            f"{_SLIME} needs port",
+            where=place.at("engines", "trainer"),
+            why=why,
+            do="port = 30000, of the first engine",
+        )
+    if table.get("launcher") == "ray":
+        why = "an engine must keep its address, and Ray may place it on another machine"
+        raise RltopError(f'{_SLIME} needs launcher = "local"', where=place.at("engines", "launcher"), why=why)
+    if table.get("host") in ("0.0.0.0", "::", "[::]"):
+        why = "it is also the address that slime is given, and that slime's router sends requests to"
+        raise RltopError(
+            f'host = "{table["host"]}" is no address to ask',
+            where=place.at("engines", "host"),
+            why=why,
+            do='host = "10.0.0.2", the address of this machine that the trainer reaches',
+        )
+
+
+_SLIME = 'trainer = "slime"'
 
 
 def _wrong(key: str, value: Any) -> str | None:
@@ -218,6 +254,11 @@ def _wrong(key: str, value: Any) -> str | None:
         case "drain_s" | "start_s":
             right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
             return None if right else "a number of seconds above 0"
+        case "router":
+            return None if isinstance(value, str) and _is_address(value) else 'a string "HOST:PORT"'
+        case "weights_dir":
+            right = isinstance(value, str) and value.startswith("/")
+            return None if right else "the whole path of a folder that engines and trainer see under the same name"
         case "args":
             return None if _is_strings(value) else "a list of strings, as on SGLang's command line"
         case "env":
@@ -227,6 +268,14 @@ def _wrong(key: str, value: Any) -> str | None:
             return None if value in _WORDS[key] else " or ".join(f'"{word}"' for word in _WORDS[key])
         case _:
             return None if isinstance(value, str) and value else "a string"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        host, port = parse_listen(text)
+    except ValueError:
+        return False
+    return host != "*" and port > 0
 
 
 def parse_checks(text: str, *, where: str) -> dict[str, Any]:

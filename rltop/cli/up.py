@@ -30,6 +30,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
 
     Raises RltopError with `file:line` for a wrong file, and what the start raises.
     """
+    from rltop.daemon.slime_trainer import SlimeOptions
     from rltop.daemon.spawn import early_end, log_tail, start_daemon
     from rltop.daemon.supervisor import size_of
     from rltop.train.arguments import TrainConfig
@@ -86,12 +87,16 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
                 exit_code=1,
             )
         keep(None)
+    slime = SlimeOptions.of(config.engines or {})
     if as_json:
-        print_json({"run": run.name, "pid": run.pid, "path": str(run.path), "command": run.command})
+        more = {} if slime is None else {"slime_flags": slime.flags()}
+        print_json({"run": run.name, "pid": run.pid, "path": str(run.path), "command": run.command, **more})
     else:
         print(run.name)
     state = "is up" if ended is None else "is up, its trainer is done already"
     note(f"run {run.name} {state}: rltop attach {run.name}   (rltop down {run.name} stops it)")
+    if slime is not None:
+        note("start slime, once they serve, with " + " ".join(slime.flags()))
     return 0
 
 

@@ -88,6 +88,9 @@ class Bisections:
         fleet, run_dir = self._engines.fleet, self._engines.run_dir
         if fleet.ab() is not None:
             return Rejected("busy", "an A/B comparison is running on these engines", "rltop engine ab-end ends it")
+        if (slime := self._engines.slime) is not None and slime.attached():
+            why = "slime trains against these engines: its next weight update would meet one on trial"
+            return Rejected("bad-args", why, "end slime's run first; its engines and their crash stay")
         options = self._engines.options
         try:
             record, steps = bisect_start.plan(

@@ -109,16 +109,18 @@ class EngineCommands:
             if command.name == "engine-http" and self._others(command.target):
                 return self._http_of_others(command, who)
             request = self._request(command, who)
-            found = self._engines.fleet.plan(request)
+            slime = self._engines.slime
+            found = (slime.refused(request) if slime is not None else None) or self._engines.fleet.plan(request)
         except Wrong as wrong:
             return wrong.rejected
         except RltopError as error:
             return Rejected("bad-args", _sentence(error), error.do)
         if isinstance(found, Refused):
             return Rejected(found.code, found.why, found.do)
+        warnings = slime.warnings(request, found.targets) if slime is not None else []
         before = {**(command.args.get("generations") or {}), **found.generations}
         return Plan(
-            steps=list(found.steps),
+            steps=[*found.steps, *warnings],
             work=self._work(found),
             engines=() if command.name in _ONE else tuple(found.targets),
             args={**command.args, "generations": before},

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rltop.checks.phrase import brief
 from rltop.daemon.core import Core, trim
 from rltop.daemon.engine_view import Offers, carried, crashes, fleet_cell, toggle_cells, trainer_sides
+from rltop.daemon.slime_trainer import SlimeOptions, SlimeTrainer
 from rltop.engines.processes import locked
 from rltop.engines.requests import FleetPlan, Refused, Request, Required, StartEngines
 from rltop.errors import RltopError
@@ -87,6 +88,8 @@ class EngineOptions:
     ray_address: str = ""
     slots: tuple[Mapping[str, Any], ...] = ()
     """Engines that the daemon starts by itself: fields of `EngineSlot`."""
+    slime: SlimeOptions | None = None
+    """The slime run that trains against them from outside."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> EngineOptions | None:
@@ -97,12 +100,14 @@ class EngineOptions:
         keep = {key: found[key] for key in ("keep_serving", "restart", "on_hang", "drain_s", "start_s") if key in found}
         slots: list[dict[str, Any]] = []
         if found.get("model_path"):
-            shared = {key: found[key] for key in ("kind", "model_path", "args", "env", "python") if key in found}
+            fields = ("kind", "model_path", "args", "env", "python", "host")
+            shared = {key: found[key] for key in fields if key in found}
             shared.setdefault("kind", "sglang")
             for at in range(int(found.get("count", 1))):
                 port = int(found.get("port", 0))
                 slots.append({**shared, "id": str(at), "port": port + at if port else 0})
-        return cls(keep, str(found.get("launcher", "")), str(found.get("ray_address", "")), tuple(slots))
+        launcher, ray = str(found.get("launcher", "")), str(found.get("ray_address", ""))
+        return cls(keep, launcher, ray, tuple(slots), SlimeOptions.of(found))
 
 
 class Engines:
@@ -141,6 +146,10 @@ class Engines:
         """When the phase update_weights was last left without its `weights` record; 0: it was told."""
         self._lent = False
         """The trainer took the engines' memory and has not begun to give it back."""
+        self.slime: SlimeTrainer | None = None
+        """What is known of a slime run that trains against these engines from outside."""
+        if options is not None and options.slime is not None:
+            self.slime = SlimeTrainer(options.slime, run_dir / "engines", wall=core.now, tell=self._tell, sleep=sleep)
 
     @property
     def enabled(self) -> bool:
@@ -203,6 +212,23 @@ class Engines:
     async def run(self) -> None:
         """The control loop of the fleet, once there is one, until cancelled."""
         await self._made.wait()
+        beside = asyncio.get_running_loop().create_task(self._see_slime(self.slime)) if self.slime else None
+        try:
+            await self._run_fleet()
+        finally:
+            if beside is not None:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
+
+    async def _see_slime(self, slime: SlimeTrainer) -> None:
+        while True:
+            try:
+                await slime.run()
+            except Exception as error:
+                self._tell("error", f"fault in what keeps watch of slime: {type(error).__name__}: {error}; again")
+            await self._sleep(AGAIN_S)
+
+    async def _run_fleet(self) -> None:
         while True:
             try:
                 await self.fleet.run()
@@ -278,6 +304,8 @@ class Engines:
 
     def required(self) -> Required:
         """The weights that an engine must hold before it serves."""
+        if self.slime is not None:
+            return self.slime.required()
         table = self._core.table
         if self._trainer_lives():
             weights = table.get("weights") or {}
@@ -292,11 +320,18 @@ class Engines:
     def updating(self) -> bool:
         """Whether a weight update is going on: from entering the phase to the `weights` record about it."""
         waits = bool(self._updated) and self._core.now() - self._updated < TOLD_S
-        return "update_weights" in self._phases or waits
+        return "update_weights" in self._phases or waits or (self.slime is not None and self.slime.updating())
 
     def safe_point(self) -> bool:
         """Whether no rollout is going on and nothing moves weights or memory."""
+        if self.slime is not None and self._core.table.get("phase") is None:
+            return self.slime.safe_point()  # it reports no phases
         return not self.updating() and not _BUSY_PHASES.intersection(self._phases)
+
+    async def leaving(self, url: str) -> None:
+        """An engine drains next: who sends it requests by himself is told."""
+        if self.slime is not None:
+            await self.slime.leaving(url)
 
     def lent(self) -> bool:
         """Whether a colocated trainer has the devices' memory: an engine that starts now would take it away."""
@@ -354,6 +389,8 @@ class Engines:
     def publish(self, engine_id: str, cell: dict[str, Any] | None) -> None:
         """The fleet's words about one engine; None: it is gone."""
         key = f"engine/{engine_id}"
+        if self.slime is not None:
+            self.slime.see(engine_id, cell)
         if cell is None:
             self._core.set(key, None)
             self._core.set(f"toggles/{engine_id}", None)
@@ -373,6 +410,9 @@ class Engines:
         """Something happened to an engine."""
         more = {"from": before or None, "to": after or None}
         self._core.event("engine", level, text, "daemon", id=engine_id, **more)
+
+    def _tell(self, level: str, text: str) -> None:
+        self._core.event("engine", level, text, "daemon")
 
     def refresh(self) -> None:
         """Bring the cell `fleet` up to date."""
@@ -508,4 +548,5 @@ def make_fleet(engines: Engines, launchers: MutableMapping[str, Launcher]) -> Fl
         updating=engines.updating,
         safe_point=engines.safe_point,
         lent=engines.lent,
+        leaving=engines.leaving if engines.slime is not None else None,
     )

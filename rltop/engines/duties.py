@@ -5,6 +5,8 @@ Which chore begins when, and which event its end is. `chores.py` has the chores,
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 AGAIN_S = 0.25
 """Between two questions whose answer is waited for by a state."""
+LEAVE_S = 5.0
+"""For those who send an engine requests, to hear that it drains."""
 PROBE_S = 1.0
 DIGEST_S = 5.0
 """Between two questions for the digest of the weights, of an idle engine."""
@@ -60,7 +64,7 @@ def begin(engine: Engine, launcher: Launcher) -> None:
             _probe(engine, client)
             _ask_digest(engine, client)
         case State.DRAINING:
-            engine.board.begin("drain", here, chores.drain(client))
+            engine.board.begin("drain", here, _drain(engine, client))
         case State.RECLAIMING | State.CRASHED if not (slot.clean or slot.dying) and engine.is_due("reclaim"):
             engine.board.begin("reclaim", here, chores.reclaim(launcher, engine.process, _older(engine)))
         case _ if state in DEAD and engine.slot.clean and engine.record.unproven and engine.is_due("unproven"):
@@ -81,6 +85,14 @@ def _sync(engine: Engine, client: AsyncEngineClient) -> Coroutine[Any, Any, Any]
         # Asked of an engine that serves real traffic only where there is something to compare it with: 4.6 s.
         always_digest=declared.kind in STAND_INS,
     )
+
+
+async def _drain(engine: Engine, client: AsyncEngineClient | None) -> Any:
+    if engine.house.leaving is not None and engine.url:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await engine.house.leaving(engine.url)
+    return await chores.drain(client)
 
 
 def _probe(engine: Engine, client: AsyncEngineClient) -> None:

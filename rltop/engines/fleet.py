@@ -9,7 +9,7 @@ Failure policy: engines survive this process. Whatever is cancelled or killed he
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,13 @@ class Fleet:
         updating: Callable[[], bool],
         safe_point: Callable[[], bool] | None = None,
         lent: Callable[[], bool] = lambda: False,
+        leaving: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """launchers: may be added to later (a mutable mapping): a request names one. clock: monotonic seconds.
 
         required: the weights that an engine must hold now. updating: a weight update is going on. safe_point: between
         two rollouts; without it, whenever no engine has work. lent: a colocated trainer has the devices' memory, so
-        nothing is started.
+        nothing is started. leaving: told the URL of an engine before it drains.
         """
         self._launchers = launchers
         self._tell = event
@@ -128,6 +129,7 @@ class Fleet:
             known=shipped(),
             looked=self._arms.looked,
             left=self._arms.left,
+            leaving=leaving,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._operations: dict[asyncio.Task[Any], tuple[str, ...]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,3 +39,5 @@ class House:
     """Told every scrape of an engine that serves (the A/B comparison)."""
     left: Callable[[str, bool], None] = lambda engine_id, crashed: None
     """Told when an engine leaves the rotation."""
+    leaving: Callable[[str], Awaitable[None]] | None = None
+    """Awaited with the URL of an engine before it drains, within a moment: who sends it requests is told there."""

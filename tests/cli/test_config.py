@@ -90,6 +90,23 @@ def test_engines_alone_and_how_they_are_kept() -> None:
         ("[trainer]\ncommand = ['x']\n[engines]\ncount = 2\n", "up.toml:4", "count without model_path"),
         ("[engines]\nrestart = 'auto'\n", "up.toml", "there is no trainer to start"),
         ("[engines]\nmodel_path = 'm'\nlauncher = 'ray'\n", "up.toml:3", "needs ray_address"),
+        ("[engines]\nmodel_path = 'm'\nport = 1\ntrainer = 'verl'\n", "up.toml:4", 'trainer must be "slime"'),
+        ("[engines]\nmodel_path = 'm'\ntrainer = 'slime'\n", "up.toml:3", 'trainer = "slime" needs port'),
+        ("[engines]\nmodel_path = 'm'\nweights_dir = '/w'\n", "up.toml:3", "weights_dir without trainer"),
+        ("[engines]\nmodel_path = 'm'\nweights_dir = 'w'\n", "up.toml:3", "weights_dir must be the whole path"),
+        ("[engines]\nmodel_path = 'm'\nrouter = '10.0.0.1'\n", "up.toml:3", 'router must be a string "HOST:PORT"'),
+        ("[engines]\ntrainer = 'slime'\n", "up.toml", "there is no trainer to start"),
+        ("[trainer]\nlr = 1\n[engines]\ntrainer = 'slime'\n", "up.toml:4", "trainer is for a run without [trainer]"),
+        (
+            "[engines]\nmodel_path = 'm'\nport = 1\ntrainer = 'slime'\nhost = '0.0.0.0'\n",
+            "up.toml:5",
+            'host = "0.0.0.0" is no address to ask',
+        ),
+        (
+            "[engines]\nmodel_path = 'm'\nport = 1\ntrainer = 'slime'\nlauncher = 'ray'\nray_address = 'a:1'\n",
+            "up.toml:5",
+            'trainer = "slime" needs launcher = "local"',
+        ),
     ],
 )
 def test_mistakes(text: str, where: str, what: str) -> None:

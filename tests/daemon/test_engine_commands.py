@@ -618,3 +618,32 @@ def test_options_are_those_of_the_file() -> None:
         {"kind": "sglang", "model_path": "/m", "args": ["--x"], "env": {"A": "1"}, "id": "0", "port": 30000},
         {"kind": "sglang", "model_path": "/m", "args": ["--x"], "env": {"A": "1"}, "id": "1", "port": 30001},
     )
+
+
+SLIME: dict[str, Any] = {"engines": {"model_path": "/m", "port": 30000, "count": 2, "trainer": "slime"}}
+
+
+async def test_engines_that_slime_uses_are_not_restarted_into_weights_that_nobody_has(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, SLIME)
+    desk.have("0", "1")
+    slime = desk.engines.slime
+    assert slime is not None
+    plan = await desk.take("engine-restart", "0", dry_run=True)
+    assert isinstance(plan, Accepted), plan
+    assert any(step.startswith("warning: no router in [engines]") for step in plan.plan)
+    for name in ("0", "1"):
+        for version in ("default", "1"):
+            desk.engines.publish(name, {"id": name, "state": "HEALTHY", "weight_version": version, "url": "http://h:1"})
+    refused = await desk.take("engine-restart", "0")
+    assert isinstance(refused, Rejected), refused
+    assert refused.why.startswith("slime pushed weight version 1 into these engines")
+    assert isinstance(await desk.take("engine-stop", "0", dry_run=True), Accepted)
+    assert desk.core.table.get("fleet")["required"] == {"version": "1", "source": "trainer"}
+
+
+async def test_a_goodbye_of_slime_leaves_engines_that_rltop_owns(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, SLIME)
+    desk.have("0")
+    desk.record("run", framework="slime", name="x", args={}, start_rollout_id=0)
+    desk.record("bye", reason="done", text="")
+    assert desk.core.table.get("engine/0")["state"] == "HEALTHY"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -304,6 +304,7 @@ class World:
     stages: list[str] = field(default_factory=list)
     shown: int = 0
     """Cells published."""
+    leaving: Callable[[str], Awaitable[None]] | None = None
 
     @asynccontextmanager
     async def fleet(self) -> AsyncIterator[Fleet]:
@@ -322,6 +323,7 @@ class World:
             updating=lambda: self.updating,
             safe_point=lambda: self.between,
             lent=lambda: self.lent,
+            leaving=self.leaving,
         )
         task = asyncio.create_task(fleet.run())
         await asyncio.sleep(0)

@@ -247,6 +247,27 @@ def test_requests_that_do_not_end_are_aborted_before_the_engine_is(world: World)
     run_fleet(main)
 
 
+def test_who_sends_requests_is_told_before_an_engine_drains(world: World) -> None:
+    """And is not waited for when he does not answer."""
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        async def leaving(url: str) -> None:
+            heard.append((url, world.launcher.at("0").running))
+            await asyncio.get_running_loop().create_future()
+
+        world.leaving = leaving
+        async with world.fleet() as fleet:
+            await world.start(fleet, 1)
+            old = world.launcher.at("0")
+            old.running, url = 2, world.cells["0"]["url"]
+            await world.do(fleet, Restart())
+            assert heard == [(url, 2)]
+            assert old.exit_code == -15
+
+    run_fleet(main)
+
+
 def test_an_engine_that_ignores_sigterm_is_killed(world: World) -> None:
     async def main() -> None:
         world.launcher.behaviour.ignores_term = True
