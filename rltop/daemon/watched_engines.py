@@ -47,8 +47,13 @@ class NamedEngines:
         self._serves: set[str] = set()
         """Engines whose process said that it listens."""
 
-    def see(self, event: LogEvent, *, rollout: int | None) -> None:
-        """A log line. rollout: the newest one that has begun."""
+    def see(self, event: LogEvent, *, rollout: int | None) -> bool:
+        """A log line. rollout: the newest one whose samples were made. Whether an event was made of it."""
+        before = self._core.ring.head
+        self._see(event, rollout)
+        return self._core.ring.head > before
+
+    def _see(self, event: LogEvent, rollout: int | None) -> None:
         match event.kind:
             case "engine_address":
                 self._address(event)

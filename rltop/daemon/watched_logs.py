@@ -36,6 +36,8 @@ MOST_BEHIND = 64 << 20
 """Bytes that a growing log may be ahead of its reader before lines are left out."""
 KEPT_BEHIND = 4 << 20
 """So much of its end is read then."""
+HURRY = 1 << 20
+"""Bytes still to be read from which on batch and access lines are only sampled."""
 MOST_NEWS = 20_000
 """Facts of one turn that are told; the rest only counts for the checks."""
 QUIET_TURNS = 3
@@ -197,6 +199,7 @@ class LogReader:
                 log.problem = "it is no text" if is_binary(log.tail.head) else ""
             read = True
             log.lines = start + len(pieces) - 1
+            log.scan.hurry = behind > HURRY
             if not log.problem:
                 log.scan.feed(start, pieces)
         if read:

@@ -33,6 +33,7 @@ from rltop.evidence.sink import Sink
 from rltop.protocol.messages import Record, Source
 from rltop.runs.masks import is_secret
 
+WATCHED = "from its logs; nothing is started or stopped"
 EVERY_S = 1.0
 SOON_S = 0.05
 """Until the next turn while there is more to read."""
@@ -134,9 +135,7 @@ class WatchedRun:
         """Before the first turn."""
         for key in self._core.table.keys("log/"):
             self._restored[key.removeprefix("log/")] = int(self._core.table.get(key).get("lines") or 0)
-        words = "a run that knows nothing of rltop: read from its logs, nothing is started or stopped"
-        run = self._core.table.get("run") or {}
-        self._core.update("run", text=words, framework=run.get("framework") or "")
+        self._core.update("run", watched=WATCHED)
 
     def ages(self) -> dict[str, float]:
         """Log -> seconds since it last grew, as far as we saw it."""
@@ -202,13 +201,13 @@ class WatchedRun:
             shift = None if caught_up else self._shifts.get(event.where.source)
             self._timer(event, None if shift is None or event.time is None else event.time + shift)
             return
-        self._engines.see(event, rollout=self._rollout)
+        told = self._engines.see(event, rollout=self._rollout)
         state = _JOB.get(str(event.data.get("state"))) if event.kind == "job_end" else None
         if state is not None and "job" in event.text.lower():
             self._ingest.end(state, f"{event.text[:200]} ({at(event)})", at(event))
         level = _LEVELS.get(event.kind)
         where = (event.where.source, event.where.line)
-        if level is None or self._known(event) or where == self._newest:
+        if level is None or told or self._known(event) or where == self._newest:
             return
         self._newest = where
         self._told[event.kind] += 1
@@ -267,7 +266,8 @@ class WatchedRun:
         attempts.begin(self._core, self._run_dir, end=end, keep=keep)
         self._verdicts.begin()
         self._rollout, self._facts = None, None
-        self._core.update("run", state="running", text=f"begins at {place}", framework=run.get("framework") or "")
+        more = {"watched": f"{WATCHED}; this attempt begins at {place}", "framework": run.get("framework") or ""}
+        self._core.update("run", state="running", text="", ended=None, args={}, **more)
 
     # ---------------------------------------------------------------- small things
 

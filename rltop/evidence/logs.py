@@ -229,6 +229,9 @@ class LogScan:
         self._masked_by: tuple[object, ...] = ()
         self._first_time: float | None = None
         self._last_time: float | None = None
+        self.hurry = False
+        """Of a log that grows, there is more to read than can be: lines of which there are many are read as those of
+        a log that has ended, some of them."""
         self._rollouts = logtext.RolloutContext(names=(names or shipped()).of())
         self._lines = 0
         self.taken = Taken()
@@ -248,7 +251,7 @@ class LogScan:
                 self._line(start, number, pieces, hits)
             elif hits is NOTHING:
                 continue
-            elif hits.bulk and not self._live:
+            elif hits.bulk and (not self._live or self.hurry):
                 end = piece.find(b")", 0, 96) + 1 if piece[0] in _PARENTHESIS else 0
                 state = bulk.get((hits.kind, piece[:end]))
                 if state is None or state.keep or state.minute not in piece:

@@ -122,11 +122,8 @@ async def test_a_second_run_in_the_file_puts_away_the_verdicts_of_the_first(
     watched.write(first + text(Plan(rollouts=2, garbled_from=None, dies_in=None, pid=7000)))
     await watched.turn()
     run, previous = watched.core.table.get("run"), watched.core.table.get("previous")
-    assert (run["attempt"], run["state"], run["text"]) == (
-        2,
-        "running",
-        f"begins at train.log:{first.count(chr(10)) + 1}",
-    )
+    assert (run["attempt"], run["state"]) == (2, "running")
+    assert run["watched"].endswith(f"begins at train.log:{first.count(chr(10)) + 1}")
     assert "weights.sync-garble" in previous["root_causes"]
     assert watched.status("rollout.text") == "pass"
     assert [watched.core.table.get(f"engine/{at}")["generation"] for at in range(4)] == [1, 1, 1, 1]

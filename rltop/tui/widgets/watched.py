@@ -17,13 +17,16 @@ _Fact = tuple[str, str, str]
 
 def watched_facts(frame: Frame) -> Iterator[_Fact]:
     """(label, text, style); nothing for a run that is not watched."""
+    run = frame.state.get("run")
+    run = run if isinstance(run, Mapping) else {}
+    if run.get("watched"):
+        yield "watched", plain(run["watched"]), "accent"
     for name, log in under(frame.state, "log/"):
         yield f"log {name}", *_log(log, frame)
     cluster = frame.state.get("cluster")
     if isinstance(cluster, Mapping):
         yield from _cluster(cluster, frame)
-    run = frame.state.get("run")
-    if isinstance(run, Mapping) and run.get("router"):
+    if run.get("router"):
         yield "router", plain(run["router"]), "text"
 
 
