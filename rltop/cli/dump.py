@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -61,11 +62,15 @@ def show(
     ] = None,
     colour: Annotated[Literal["auto", "always", "never"], typer.Option(help="Log-probs as colours.")] = "auto",
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Only ASCII characters in the pager.")] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="DIR", help="A checkpoint with tokenizer.json, where none is beside it."),
+    ] = None,
 ) -> int:
     """Samples one by one: prompt, response by log-prob, reward, status, weight versions, metadata.
 
-    On a terminal a pager. A tokenizer of --dump-details beside the dump gives the tokens their texts, a train dump
-    beside it the gap between trainer and engine.
+    On a terminal a pager. A tokenizer of --dump-details beside the dump, or that of --tokenizer, gives the tokens
+    their texts, a train dump beside it the gap between trainer and engine.
     """
     from rltop.cli.dump_open import Wanted
     from rltop.cli.dump_show import How
@@ -80,6 +85,7 @@ def show(
         tokens=tokens,
         colour=colour,
         ascii_only=ascii_only,
+        tokenizer=tokenizer,
     )
     return run_show(pattern, wanted, how, evaluation=evaluation)
 

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltop.cli.dump_open import Shown, Wanted, chosen_dumps, opened, picked
@@ -35,10 +36,13 @@ class How:
     tokens: bool = False
     colour: Colour = "auto"
     ascii_only: bool = False
+    tokenizer: Path | None = None
+    """A checkpoint's directory, for dumps without a tokenizer beside them."""
 
 
 def show(pattern: str, wanted: Wanted, how: How, *, evaluation: bool) -> int:
     """The command. Raises RltopError for what can not be shown."""
+    texts = _Texts(how.tokenizer)
     refs = chosen_dumps(pattern, evaluation=evaluation)
     if not how.as_json and not how.plain and sys.stdout.isatty() and sys.stdin.isatty():
         from rltop.tui.screens.dump import run_pager
@@ -46,6 +50,7 @@ def show(pattern: str, wanted: Wanted, how: How, *, evaluation: bool) -> int:
         return run_pager(
             refs,
             ascii_only=how.ascii_only,
+            tokenizer=how.tokenizer,
             chosen=wanted.chosen,
             sort=wanted.sort,
             search=wanted.search,
@@ -54,7 +59,7 @@ def show(pattern: str, wanted: Wanted, how: How, *, evaluation: bool) -> int:
     shown = picked(refs, wanted)
     if how.as_json:
         return _json(refs, shown, wanted, how)
-    return _text(refs, shown, wanted, how)
+    return _text(shown, wanted, how, texts)
 
 
 def _json(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
@@ -72,10 +77,10 @@ def _json(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
     return 0
 
 
-def _text(refs: Sequence[DumpRef], shown: Any, wanted: Wanted, how: How) -> int:
+def _text(shown: Any, wanted: Wanted, how: How, texts: _Texts) -> int:
     from rltop.evidence.dump_whole import whole
 
-    colours, texts = with_colours(how.colour), _Texts()
+    colours = with_colours(how.colour)
     last: DumpRef | None = None
     count = 0
     broken: RltopError | None = None
@@ -151,17 +156,29 @@ def _dump(ref: DumpRef, how: How) -> dict[str, Any]:
 
 
 class _Texts:
-    """Texts of tokens, from the tokenizer beside a dump; read once per directory."""
+    """Texts of tokens, from the tokenizer beside a dump, else the given one; read once per directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Path | None) -> None:
+        """given: a checkpoint's directory. Raises RltopError: it has no tokenizer that is understood."""
+        from rltop.evidence.token_text import TokenTexts
+
         self._found: dict[str, TokenTexts | None] = {}
+        self._given = None if given is None else TokenTexts.read(given / "tokenizer.json")
+        if given is not None and self._given is None:
+            there = (given / "tokenizer.json").is_file()
+            raise RltopError(
+                "there is no tokenizer that can be read",
+                where=f"--tokenizer {given}",
+                why="its tokenizer.json is of another shape" if there else "it has no tokenizer.json",
+                do="name the directory of a checkpoint with a fast tokenizer",
+            )
 
     def of(self, ref: DumpRef) -> TokenTexts | None:
         from rltop.evidence.token_text import TokenTexts
 
         folder = str(ref.path.parent)
         if folder not in self._found:
-            self._found[folder] = TokenTexts.beside(ref.path)
+            self._found[folder] = TokenTexts.beside(ref.path) or self._given
         return self._found[folder]
 
 

@@ -32,8 +32,13 @@ def stats(pattern: str, asked: Asked, *, groups: int, evaluation: bool, as_json:
     """The command. groups: rows of the table of groups, those of the widest rewards first."""
     told = []
     broken: list[RltopError] = []
-    for ref in chosen_dumps(pattern, evaluation=evaluation):
-        found = _computed(ref, asked)
+    refs = chosen_dumps(pattern, evaluation=evaluation)
+    for ref in refs:
+        try:
+            found = _computed(ref, asked)
+        except RltopError as error:  # the others can be read; metrics of a part of it are none
+            broken.append(error)
+            continue
         rows = [group.row() for group in found.groups()]
         if found.no_samples:
             at, why = found.no_samples[0]
@@ -43,10 +48,12 @@ def stats(pattern: str, asked: Asked, *, groups: int, evaluation: bool, as_json:
         else:
             print("\n".join(_lines(ref, found, rows, groups)))
     if as_json:
-        print_json({"dumps": told})
-    if broken:
+        print_json({"dumps": told, "broken": [str(one) for one in broken]})
+    if len(refs) == 1 and broken:
         raise broken[0]
-    return 0
+    for one in broken:
+        note(f"rltop: {one}")
+    return 1 if broken else 0
 
 
 def _computed(ref: DumpRef, asked: Asked) -> DumpStats:

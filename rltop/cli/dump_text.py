@@ -14,7 +14,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rltop.cli.output import clean, number
+from rltop.cli.output import number
+from rltop.evidence.visible import visible
 
 Colour = Literal["auto", "always", "never"]
 LIKELY, HALF, RARE = math.log(0.9), math.log(0.5), math.log(0.1)
@@ -58,9 +59,14 @@ def sample_lines(
     named += [(name, text) for name, text in told.get("fields", ()) if text not in _NOTHING]
     named += [("left out", text) for text in told.get("cut", ())]
     wide = min(max((len(name) for name, _ in named), default=0), 40)
-    found += [f"{clean(name).ljust(wide)}  {_field(text)}" for name, text in named]
-    found += [paint.red(f"odd      {clean(one)}") for one in told.get("remarks", ())]
-    return found + [paint.red(f"refused  {clean(one)}") for one in told.get("refused", ())]
+    found += [f"{_plain(name).ljust(wide)}  {_field(text)}" for name, text in named]
+    found += [paint.red(f"odd      {_plain(one)}") for one in told.get("remarks", ())]
+    return found + [paint.red(f"refused  {_plain(one)}") for one in told.get("refused", ())]
+
+
+def _plain(text: str) -> str:
+    """One line of it, every character in sight."""
+    return visible(text, newline=" ")
 
 
 def _head(told: Mapping[str, Any]) -> str:
@@ -69,9 +75,9 @@ def _head(told: Mapping[str, Any]) -> str:
         f"{name} {told[key]}" for name, key in (("index", "index"), ("group", "group_index")) if _known(told, key)
     ]
     key = told.get("reward_key")
-    parts.append(f"reward {number(told.get('reward'))}" + (f" ({clean(str(key))})" if key is not None else ""))
+    parts.append(f"reward {number(told.get('reward'))}" + (f" ({_plain(str(key))})" if key is not None else ""))
     if told.get("status"):
-        parts.append(clean(str(told["status"])))
+        parts.append(_plain(str(told["status"])))
     group = told.get("group") or {}
     if group.get("n", 0) > 1:
         parts.append(f"of its group: mean {number(group['mean'])}, advantage {number(group['advantage'])}")
@@ -95,7 +101,7 @@ def _block(text: str, everything: bool) -> list[str]:
     """A text of the run, indented, without what would steer the terminal."""
     cut = len(text) - MOST_SHOWN
     shown = text if everything or cut <= 0 else text[:MOST_SHOWN]
-    lines = [f"  {clean(line)}" for line in shown.split("\n")]
+    lines = [f"  {_plain(line)}" for line in shown.split("\n")]
     return [*lines, f"  … {cut} more characters: --whole"] if shown is not text else lines
 
 
@@ -113,7 +119,7 @@ def _coloured(told: Mapping[str, Any], everything: bool, paint: _Paint) -> list[
         shown += len(text)
         style = shade(probs[at]) + (_UNDER if gaps and not gaps[at] <= GAP else "")
         # A style is closed at the end of a line: a pager shows lines one by one.
-        parts = [f"{style}{clean(part)}{_OFF}" if style and part else clean(part) for part in text.split("\n")]
+        parts = [f"{style}{_plain(part)}{_OFF}" if style and part else _plain(part) for part in text.split("\n")]
         out.append("\n".join(parts))
     return [f"  {line}" for line in "".join(out).split("\n")]
 
@@ -161,7 +167,7 @@ def _odd(told: Mapping[str, Any]) -> list[str]:
 
 def _token(told: Mapping[str, Any], at: int) -> str:
     texts, ids = told.get("texts") or [], told.get("ids") or []
-    name = f" {clean(repr(texts[at]))}" if at < len(texts) else f" id {ids[at]}" if at < len(ids) else ""
+    name = f" {_plain(repr(texts[at]))}" if at < len(texts) else f" id {ids[at]}" if at < len(ids) else ""
     return f"token {at}{name}"
 
 
@@ -176,14 +182,14 @@ def _table(told: Mapping[str, Any], paint: _Paint) -> list[str]:
     rows = ["  " + "token".rjust(6) + "".join(name.rjust(12) for name, _ in columns) + "  text"]
     for at in range(count):
         cells = "".join((number(v[at]) if at < len(v) else "-").rjust(12) for _, v in columns)
-        text = clean(repr(texts[at])) if at < len(texts) else ""
+        text = _plain(repr(texts[at])) if at < len(texts) else ""
         probs = columns[1][1]
         rows.append(paint.styled(shade(probs[at]) if at < len(probs) else "", f"  {at:>6}{cells}  {text}".rstrip()))
     return rows
 
 
 def _field(text: str) -> str:
-    return textwrap.shorten(clean(text), MOST_FIELD, placeholder=" …")
+    return textwrap.shorten(_plain(text), MOST_FIELD, placeholder=" …")
 
 
 class _Paint:

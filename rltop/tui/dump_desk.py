@@ -56,6 +56,8 @@ class DumpDesk:
         self._before_group = 0
         """Where the cursor was when a group was opened."""
         self._wholes: OrderedDict[tuple[object, ...], SampleText] = OrderedDict()
+        self.damaged: dict[str, str] = {}
+        """Path -> what of it could not be read, of the dumps that were looked at."""
         self._shown: SampleText | None = None
         self._stats: dict[str, Any] | None = None
         self._stats_why = ""
@@ -344,6 +346,8 @@ class DumpDesk:
             if of != self._of() or (end and not self.list.asked_end):
                 continue
             self.list.take(answer)
+            if answer.why:
+                self.damaged[answer.path] = answer.why
             if answer.why and not answer.count:
                 self._rest()
                 self._changed()

@@ -46,6 +46,14 @@ def test_the_worked_example_is_what_the_code_computes() -> None:
     assert f"*{verdict.text}*" in " ".join(PAGE.split())
 
 
+def test_what_the_columns_leave_out_is_said() -> None:
+    rest = [100 - sum(float(cell.rstrip(" %")) for cell in row[2:]) for row in rows("| trial | outcome |")]
+    assert f"{rest[0]:.1f} % of the priors, {rest[1]:.1f} % after the first crash" in " ".join(PAGE.split())
+    assert max(rest[2:]) < 1
+    every = [SPACE.names(one) for one in SPACE.culprits if "overlap_schedule" in SPACE.names(one)]
+    assert len(every) == 4
+
+
 def test_the_sum_by_hand_is_near_what_the_code_says() -> None:
     by_hand = 8.1 / 28.8 / (1 + 90 / 21) ** 2
     assert f"{by_hand:.3f}" in PAGE

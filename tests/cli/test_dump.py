@@ -147,6 +147,20 @@ def test_text_of_a_run_does_not_steer_the_terminal(tmp_path: Path, capsys: pytes
         assert "\x1b[2J" not in out
         assert "\x1b]" not in out
         assert "\x07" not in out
+        assert "<1B>[2Jgone<07>" in out, "as in the pager: what is not shown is said"
+
+
+def test_a_tokenizer_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path / "3.pt", {"samples": [sample(0, response="abcd", tokens=[7, 0, 1], response_length=2)]})
+    model = tmp_path / "model"
+    model.mkdir()
+    code, _, err = run(capsys, "show", path, "--tokenizer", model)
+    assert (code, "it has no tokenizer.json" in err) == (2, True)
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"ab": 0, "cd": 1, "?": 7}}}')
+    _, out, _ = run(capsys, "show", path, "--tokens")
+    assert "'cd'" not in out
+    code, out, _ = run(capsys, "show", path, "--tokens", "--tokenizer", model)
+    assert (code, "'cd'" in out) == (0, True)
 
 
 def test_stats_are_slimes_metrics_and_a_row_per_group(details: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,6 +306,19 @@ def test_samples_before_the_damage_are_shown(tmp_path: Path, capsys: pytest.Capt
     assert (code, "sample 1" in out) == (2, True)
     code, _, err = run(capsys, "stats", path)
     assert (code, "truncated" in err) == (2, True)
+
+
+def test_stats_go_on_behind_a_damaged_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = rollout(tmp_path / "3.pt")
+    broken.write_bytes(broken.read_bytes()[:5000])
+    rollout(tmp_path / "4.pt", 2, rollout_id=4)
+    code, out, err = run(capsys, "stats", tmp_path)
+    assert (code, "4.pt  rollout 4" in out, "3.pt" in out) == (1, True, False)
+    assert "rltop: " in err
+    assert "do:" in err
+    code, out, _ = run(capsys, "stats", tmp_path, "--json")
+    told = json.loads(out)
+    assert (code, len(told["dumps"]), len(told["broken"])) == (1, 1, 1)
 
 
 def test_a_broken_dump_among_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

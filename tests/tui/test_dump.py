@@ -15,6 +15,7 @@ from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageQuery
 from rltop.tui import dump_desk
 from rltop.tui.pager import PagerApp
+from rltop.tui.screens.dump import run_pager
 from rltop.tui.theme import Palette
 from tests.evidence import dump_files
 from tests.tui.dash import dash
@@ -366,6 +367,30 @@ async def test_a_file_that_breaks_says_so_where_its_samples_would_be(tmp_path: P
         (root / "rollout_data" / "4.pt").unlink()
         assert "No such file" in await board.press("right_square_bracket")
         assert "Sample 0" in await board.press("left_square_bracket")
+
+
+def test_the_pager_leaves_with_1_where_a_dump_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = model_dumps(tmp_path, (3,))
+    refs = find_dumps(str(root))
+    monkeypatch.setattr(PagerApp, "run", lambda self: 0)
+    assert run_pager(refs) == 0
+    seen = {str(refs[0].path): "it ends in the middle"}
+    monkeypatch.setattr(PagerApp, "run", lambda self: self.front.desk.damaged.update(seen) or 0)
+    assert run_pager(refs) == 1
+    assert f"rltop: {refs[0].path}: it ends in the middle" in capsys.readouterr().err
+    monkeypatch.setattr(PagerApp, "run", lambda self: 130)
+    assert run_pager(refs) == 130
+
+
+async def test_a_damage_that_was_met_is_remembered(tmp_path: Path) -> None:
+    root = model_dumps(tmp_path, (3, 4))
+    async with pager(root) as board:
+        (root / "rollout_data" / "4.pt").unlink()
+        await board.press("right_square_bracket", "left_square_bracket")
+        assert isinstance(board.app, PagerApp)
+        assert [path.rpartition("/")[2] for path in board.app.front.desk.damaged] == ["4.pt"]
 
 
 async def test_the_command_line_says_what_is_shown_first(tmp_path: Path) -> None:

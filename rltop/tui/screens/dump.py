@@ -9,6 +9,7 @@ Failure policy: an answer that says why something cannot be had is shown where i
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,8 @@ def run_pager(
     search: str = "",
     place: int = 0,
 ) -> int:
-    """Show dumps on this terminal until somebody leaves; returns the exit code (130 after Ctrl-C).
+    """Show dumps on this terminal until somebody leaves; returns the exit code (130 after Ctrl-C; 1 where a dump is
+    damaged, which is said on stderr once the terminal is back).
 
     tokenizer: a checkpoint's directory with `tokenizer.json`, for dumps without one beside them. chosen, sort, search:
     what `/`, `s` and `F` would be told. place: in the list, from 0.
@@ -61,7 +63,11 @@ def run_pager(
 
     app = PagerApp(dumps, ascii_only=ascii_only, tokenizer=tokenizer)
     app.front.desk.begin(text=chosen, sort=sort, search=search, place=place)
-    return app.run() or 0
+    code = app.run() or 0
+    damaged = {str(ref.path): ref.damage for ref in dumps if ref.damage} | app.front.desk.damaged
+    for path, why in damaged.items():
+        print(f"rltop: {clean(path)}: {clean(why)}", file=sys.stderr)
+    return code or (1 if damaged else 0)
 
 
 class DumpScreen(Screen[None], inherit_bindings=False):

@@ -1,16 +1,14 @@
 """Text of a model in lines of a width, made only as far as somebody looks; every cell knows its token.
 
-Nothing of the text is dropped silently: what a terminal would obey or not show (controls, escape sequences,
-bidirectional overrides) stands there as `<1B>`, so that hostile text is harmless and can be seen.
+Hostile text is harmless and can be seen (`rltop.evidence.visible`).
 """
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import TypeAlias
 
+from rltop.evidence.visible import visible as evidence_visible
 from rltop.tui.text import cells
 from rltop.tui.theme import Glyphs
 
@@ -19,39 +17,11 @@ Run: TypeAlias = tuple[str, int]
 NO_TOKEN = -1
 PIECE = 2_000
 """Characters that are taken at once of a text without tokens."""
-_MOST_MARKS = 2
 
 
 def visible(text: str, glyphs: Glyphs) -> str:
     """`text` with every character in sight; a line end is a mark and a line end."""
-    if text.isascii() and text.isprintable():
-        return text
-    out: list[str] = []
-    marks = 0
-    for char in text:
-        if unicodedata.category(char)[0] == "M":
-            marks += 1
-            if marks > _MOST_MARKS:
-                continue  # more would smear over the neighbours
-        else:
-            marks = 0
-        out.append(_char(char, glyphs.ascii_only, glyphs.newline))
-    return "".join(out)
-
-
-@lru_cache(4096)
-def _char(char: str, ascii_only: bool, newline: str) -> str:
-    if " " <= char <= "~":
-        return char
-    if char == "\n":
-        return f"{newline}\n"
-    if char == "\t":
-        return "    "
-    kind = unicodedata.category(char)
-    hidden = kind[0] == "C" or kind in ("Zl", "Zp") or "\ufe00" <= char <= "\ufe0f" or char >= "\U000e0100"
-    if hidden or (ascii_only and kind[0] != "Z"):
-        return f"<{ord(char):02X}>"
-    return " " if kind[0] == "Z" else char
+    return evidence_visible(text, ascii_only=glyphs.ascii_only, newline=f"{glyphs.newline}\n")
 
 
 def pieces(text: str) -> Iterator[Run]:
