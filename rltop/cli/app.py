@@ -260,115 +260,59 @@ def watch(
     )
 
 
-@app.command()
-def keys(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Make a key for this producer.")] = None,
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="Default: the newest living run.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where its key file goes; default: the run's directory.")
+@app.command(name="slime-env")
+def slime_env(
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Default: the newest living run.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="NAME", help="Begin a run that waits for records.")
     ] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Let the holder of this key in no more.")] = False,
+    ingest_tcp: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="With --start: take records from other machines too.")
+    ] = "",
+    key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Key for other machines, where every node sees it.")
+    ] = None,
+    merge: Annotated[
+        str, typer.Option(metavar="FILE|JSON", help="A runtime env of yours; nothing of it is lost.")
+    ] = "",
+    path: Annotated[
+        str, typer.Option(metavar="DIR", help="rltop lies in this directory on every node: PYTHONPATH.")
+    ] = "",
+    installed: Annotated[bool, typer.Option("--installed", help="rltop is installed on every node.")] = False,
+    preflight: Annotated[bool, typer.Option("--preflight", help="Ask a worker on every node first.")] = False,
+    ray: Annotated[str, typer.Option(metavar="ADDRESS", help="The cluster to ask; default: the one of here.")] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Keys of producers on other machines (up --ingest-tcp).
+    """The Ray runtime env that attaches a slime job, for `ray job submit --runtime-env-json`.
 
-    With NAME: makes a key (once; --revoke, then again, makes a new one) and prints the RLTOP_INGEST that its holder
-    exports. Without: lists them. Key files are secret.
+    slime is not changed and gets no flag. Without --path or --installed the job brings rltop along.
     """
-    from rltop.cli.keys import keys as run_keys
+    from rltop.cli.slime_env import Wanted
+    from rltop.cli.slime_env import slime_env as run_slime_env
 
-    return run_keys(name, run=run, out=out, revoke=revoke, as_json=as_json)
+    wanted = Wanted(run, start, ingest_tcp, key_file, merge, path, installed, preflight, ray)
+    return run_slime_env(wanted, as_json=as_json)
 
 
-@app.command()
-def down(
-    run: RunName = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds until what does not end is killed; default 20, or 65."),
-    ] = None,
+@app.command(name="slime-flags")
+def slime_flags(
+    changes: Annotated[list[str], typer.Argument(metavar="TOGGLE=VALUE…")],
+    script: Annotated[Path | None, typer.Option(metavar="RUN.sh", help="The launch to edit.")] = None,
+    ab: Annotated[
+        int, typer.Option(metavar="GPUS", min=0, help="Instead: two groups on so many GPUs, for --sglang-config.")
+    ] = 0,
+    gpus_per_engine: Annotated[int, typer.Option(metavar="N", min=1, help="With --ab.")] = 1,
+    model: Annotated[str, typer.Option(metavar="NAME", help="With --ab: the model's name in the file.")] = "default",
+    sglang_version: Annotated[str, typer.Option(metavar="V", help="The release that slime runs.")] = "",
 ) -> int:
-    """Stop a run: its trainer, its engines, then its daemon."""
-    from rltop.cli.down import down as run_down
+    """A slime launch line with engine toggles changed, or the two groups of an A/B inside one run.
 
-    return run_down(run, timeout_s=timeout)
-
-
-@app.command()
-def changed(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="The run before; alone: the one that is in question.")],
-    second: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run after.")] = None,
-    as_json: Json = False,
-    every: Annotated[bool, typer.Option("--all", help="Unlikely culprits too, however many.")] = False,
-) -> int:
-    """What changed between two runs, the likeliest culprit first.
-
-    With one RUN: since the last good run before it. NAME#2 is the second attempt of a run.
+    Only text: the toggles are those of `rltop engine set`, written as slime's --sglang- flags.
     """
-    from rltop.cli.changed import changed as run_changed
+    from rltop.cli.slime_flags import slime_flags as run_slime_flags
 
-    return run_changed(first, second, as_json=as_json, every=every)
-
-
-@app.command()
-def get(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, checks, engines, events, around.")
-    ],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY…|STEP]", help="Metric names for series, a step for around.")
-    ] = None,
-    run: Annotated[str | None, typer.Option(metavar="RUN|ssh://…", help="Default: the newest living run.")] = None,
-    as_json: Json = False,
-    lo: Annotated[float | None, typer.Option(help="First step (series), first event (events).")] = None,
-    hi: Annotated[float | None, typer.Option(help="Last step (series), last event (events).")] = None,
-    buckets: Annotated[int, typer.Option(min=1, max=100_000, help="Most points per series.")] = 200,
-    window: Annotated[int, typer.Option(min=0, help="Steps on both sides of `around STEP`.")] = 2,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most events.")] = 200,
-    remote_rltop: RemoteRltop = "rltop",
-    via: Via = None,
-) -> int:
-    """Facts of a run for scripts, as text or JSON."""
-    from rltop.cli.connect import Place
-    from rltop.cli.get import Query
-    from rltop.cli.get import get as run_get
-
-    place = Place(run, remote_rltop=remote_rltop, via=via)
-    query = Query(what, tuple(args or ()), lo=lo, hi=hi, buckets=buckets, window=window, limit=limit)
-    return run_get(place, query, as_json=as_json)
-
-
-@app.command()
-def check(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders or files that a run left.")],
-    as_json: Json = False,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID,...", help="Checks that must have been tested; step1, step2 and launch are sets of them."
-        ),
-    ] = None,
-    allow_skip: Annotated[bool, typer.Option("--allow-skip", help="A required check may be untested.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Thresholds from its [checks.thresholds].")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also what passed, and why the rest was not tested.")] = False,
-    refs: Annotated[bool, typer.Option("--refs", help="--all, with the guide or report of each check.")] = False,
-) -> int:
-    """What broke a run, from what it left: logs, metrics, samples, dumps, checkpoints, arguments.
-
-    Reads only, and nothing outside PATH. Exit 0: nothing failed; 1: a check failed; 2: the input can not be used.
-    """
-    from rltop.cli.check import check as run_check
-
-    return run_check(
-        paths,
-        as_json=as_json,
-        require=tuple(require or ()),
-        allow_skip=allow_skip,
-        config=config,
-        refs=refs,
-        every=every,
+    return run_slime_flags(
+        changes, script=script, ab=ab, gpus_per_engine=gpus_per_engine, model=model, version=sglang_version
     )
 
 

@@ -25,8 +25,6 @@ from typing import Any, ParamSpec
 from rltop.integrations import slime_samples, slime_tokens
 from rltop.integrations.outbox import Outbox
 
-MANY_RANKS = 32
-"""Ranks beyond this many draw no curves of their own; what they find wrong is said in words."""
 _PHASES: Mapping[str, str | None] = {
     "actor_train": "train",
     "save_model": "save",
@@ -241,7 +239,7 @@ class Attachment:
         role, rank = self.role, self._rank()
         shown = [gap for gap in found if gap.pair != "ref_engine" or rollout == self._first_seen]
         values = {name: value for gap in shown for name, value in gap.metrics().items()}
-        if values and self._peer() < MANY_RANKS:
+        if values:
             self.send(role, rank, "metrics", values, step=rollout, axis="rollout", rollout_id=rollout)
         for gap in shown:
             self._complain(role, rank, rollout, gap, args)
@@ -312,11 +310,6 @@ class Attachment:
         """Tensor-parallel ranks hold the same log-probs: the first of them speaks."""
         mpu = _mpu()
         return mpu is None or mpu.get_tensor_model_parallel_rank() == 0
-
-    def _peer(self) -> int:
-        """Which of the ranks that hold log-probs this is."""
-        mpu = _mpu()
-        return self._rank() if mpu is None else int(mpu.get_data_parallel_rank(with_context_parallel=True))
 
     def _rank(self) -> int:
         if self.role == "rollout" or self.is_main():
