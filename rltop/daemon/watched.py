@@ -15,6 +15,7 @@ from rltop.daemon.verdicts import Verdicts
 from rltop.daemon.watched_cluster import Cluster
 from rltop.daemon.watched_engines import NamedEngines
 from rltop.daemon.watched_files import LogFiles, WatchOptions
+from rltop.daemon.watched_gpus import Gpus
 from rltop.daemon.watched_logs import LogReader
 from rltop.daemon.watched_run import ROLE, WatchedRun
 from rltop.evidence.launch_file import read_launch_file
@@ -55,17 +56,18 @@ class Watched:
             host=socket.gethostname(),
             extra=self._beside,
         )
+        self._gpus = Gpus(core)
         self._logs = bool(options.logs)
         self._asks = bool(options.ray)
 
     async def run(self) -> None:
         """Until cancelled."""
-        parts = [part for part, wanted in ((self._run.run, self._logs), (self._cluster.run, self._asks)) if wanted]
-        if not parts:
-            await asyncio.Event().wait()
+        parts = ((self._run.run, self._logs), (self._cluster.run, self._asks), (self._gpus.run, self._logs))
         async with asyncio.TaskGroup() as group:
-            for part in parts:
-                group.create_task(part())
+            group.create_task(asyncio.Event().wait())
+            for part, wanted in parts:
+                if wanted:
+                    group.create_task(part())
 
     def ages(self) -> dict[str, float]:
         """Log -> seconds since it last grew."""

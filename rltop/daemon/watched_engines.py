@@ -44,14 +44,16 @@ class NamedEngines:
         self._faults: dict[str, LogEvent] = {}
         """Engine -> the first fault of its process."""
         self._named_at: dict[str, LogEvent] = {}
+        self._tells = self._changed = False
         self._serves: set[str] = set()
         """Engines whose process said that it listens."""
 
-    def see(self, event: LogEvent, *, rollout: int | None) -> bool:
-        """A log line. rollout: the newest one whose samples were made. Whether an event was made of it."""
-        before = self._core.ring.head
+    def see(self, event: LogEvent, *, rollout: int | None, tell: bool = True) -> bool:
+        """A log line. rollout: the newest one whose samples were made. tell: what it changes is an event. Returns
+        whether it changed anything."""
+        self._tells, self._changed = tell, False
         self._see(event, rollout)
-        return self._core.ring.head > before
+        return self._changed
 
     def _see(self, event: LogEvent, rollout: int | None) -> None:
         match event.kind:
@@ -74,6 +76,13 @@ class NamedEngines:
             case kind if kind in FAULTS and event.owner in ("engine", "host"):
                 if (engine := self._speaker(event)) is not None:
                     self._faults.setdefault(engine, event)
+
+    def forget(self) -> None:
+        """Take away the cells that an earlier daemon of the run left: its logs will name them again."""
+        mine = self._others_ids()
+        for key in self._core.table.keys("engine/"):
+            if key.removeprefix("engine/") not in mine:
+                self._core.set(key, None)
 
     def of_attempt(self, source: str, line: int) -> set[str]:
         """A new attempt begins at that line: keys of the engines that were named since; the others are forgotten."""
@@ -229,7 +238,9 @@ class NamedEngines:
         )
 
     def _tell(self, engine: str, level: str, text: str, event: LogEvent, was: str | None, to: str) -> None:
-        self._core.event("engine", level, text, at(event), id=engine, **{"from": was, "to": to})
+        self._changed = True
+        if self._tells:
+            self._core.event("engine", level, text, at(event), id=engine, **{"from": was, "to": to})
 
     def _cell(self, engine: str | None) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = None if engine is None else self._core.table.get(f"engine/{engine}")

@@ -132,9 +132,16 @@ class WatchedRun:
             self._reader.close()
 
     def begin(self) -> None:
-        """Before the first turn."""
-        for key in self._core.table.keys("log/"):
-            self._restored[key.removeprefix("log/")] = int(self._core.table.get(key).get("lines") or 0)
+        """Before the first turn. Where an earlier daemon of the run was here, the logs are read anew from their start:
+        they say everything again, attempts and engines too, and only what is new becomes an event."""
+        table = self._core.table
+        for key in table.keys("log/"):
+            cell = table.get(key)
+            if _size(cell.get("path")) >= int(cell.get("bytes") or 0):  # else it was replaced meanwhile
+                self._restored[key.removeprefix("log/")] = int(cell.get("lines") or 0)
+        if self._restored:
+            self._engines.forget()
+            self._core.update("run", attempt=1, ended=None, state="waiting", text="")
         self._core.update("run", watched=WATCHED)
 
     def ages(self) -> dict[str, float]:
@@ -201,7 +208,7 @@ class WatchedRun:
             shift = None if caught_up else self._shifts.get(event.where.source)
             self._timer(event, None if shift is None or event.time is None else event.time + shift)
             return
-        told = self._engines.see(event, rollout=self._rollout)
+        told = self._engines.see(event, rollout=self._rollout, tell=not self._known(event))
         state = _JOB.get(str(event.data.get("state"))) if event.kind == "job_end" else None
         if state is not None and "job" in event.text.lower():
             self._ingest.end(state, f"{event.text[:200]} ({at(event)})", at(event))
@@ -320,6 +327,13 @@ class WatchedRun:
         number = found.get("num_rollout")
         more = {"num_rollout": int(str(number))} if str(number).isdigit() else {}
         self._core.update("run", args=args, framework=run.get("framework") or framework, **more)
+
+
+def _size(path: object) -> int:
+    try:
+        return Path(str(path)).stat().st_size
+    except OSError:
+        return 0
 
 
 def _shifts(turn: Turn) -> dict[str, float]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import MetricRow
@@ -204,6 +207,51 @@ def test_a_step_that_goes_back_within_one_process_is_no_new_attempt(tmp_path: Pa
 def test_an_engine_that_is_started_again_begins_no_attempt(tmp_path: Path, reader: LogReader) -> None:
     (tmp_path / "t.log").write_text(text(Plan(rollouts=4, dies_in=2, garbled_from=None)))
     assert not [item for item in reader.turn().news if isinstance(item, Restarted)]
+
+
+BOTH = (
+    text(Plan(rollouts=2, garbled_from=1, dies_in=1)) + text(Plan(rollouts=2, garbled_from=None, dies_in=None, pid=70))
+).encode()
+
+
+def found(reader: LogReader, path: Path, data: bytes, cuts: list[int]) -> tuple[object, ...]:
+    """What a log says that is written in pieces and read after each."""
+    facts, restarts, told_rows = None, [], 0
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        with path.open("ab") as file:
+            file.write(data[start:end])
+        turn = reader.turn()
+        facts = turn.facts or facts
+        restarts += [item.begin for item in turn.news if isinstance(item, Restarted)]
+        told_rows += len(told(turn, MetricRow))
+    assert facts is not None
+    events = [(event.kind, event.where.line) for event in facts.events]
+    rows = [(row.step, row.rollout_id, row.step_in_rollout, dict(row.values)) for row in facts.metrics]
+    return events, rows, [sample.excerpt for sample in facts.samples], restarts, told_rows
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(1, len(BOTH) - 1), max_size=12))
+def test_however_a_log_is_cut_it_says_the_same(cuts: list[int]) -> None:
+    said = []
+    for pieces in ([], sorted(cuts)):
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name) / "t.log"
+            reader = LogReader(LogFiles([str(path)]), clock=Clock())
+            said.append(found(reader, path, BOTH, pieces))
+            reader.close()
+    assert said[0] == said[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(BOTH.split(b"\n")).flatmap(lambda line: st.binary(max_size=30).map(line.__add__))))
+def test_damaged_lines_are_no_fault(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "t.log"
+        path.write_bytes(b"\n".join(lines))
+        reader = LogReader(LogFiles([str(path)]), clock=Clock())
+        assert reader.turn().cells["t.log"]["state"] in ("followed", "unreadable")
+        reader.close()
 
 
 def test_options_of_a_configuration() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from rltop.daemon.others import NAMED, Others
 from rltop.daemon.verdicts import Verdicts
 from rltop.daemon.watched_engines import NamedEngines
 from rltop.daemon.watched_files import LogFiles
-from rltop.daemon.watched_logs import LogReader
+from rltop.daemon.watched_logs import QUIET_TURNS, LogReader
 from rltop.daemon.watched_run import WatchedRun
 from rltop.evidence.sink import Sink
 from rltop.protocol.messages import Record, Source
@@ -24,8 +25,8 @@ from tests.daemon.slime_log import Plan, lines, text
 class Watched:
     """A run that is watched by the log `train.log`, with the real checks and without a daemon."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "train.log"
+    def __init__(self, tmp_path: Path, name: str = "train.log") -> None:
+        self.path = tmp_path / name
         self.core = FakeCore()
         self.core.set("run", {"name": "w-1", "attempt": 1, "state": "waiting"})
         self.ingest = Ingest(self.core, host="here", alive=lambda pid: True)
@@ -130,6 +131,27 @@ async def test_a_second_run_in_the_file_puts_away_the_verdicts_of_the_first(
     assert watched.core.table.get("metric/train/grad_norm")["step"] == 1
 
 
+async def test_the_next_daemon_of_the_run_reads_its_logs_again_and_tells_nothing_twice(tmp_path: Path) -> None:
+    first, second = Watched(tmp_path), Watched(tmp_path)
+    first.write(text(Plan(rollouts=3, garbled_from=None, dies_in=1)) + text(Plan(rollouts=1, dies_in=None, pid=7000)))
+    await first.turn()
+    for key in first.core.table.keys(""):
+        second.core.set(key, first.core.table.get(key))
+    second.run.begin()
+    await second.turn()
+    same = ("engine/2", "run", "log/train.log", "metric/train/grad_norm")
+    for key in same:
+        assert _without_times(second.core.table.get(key)) == _without_times(first.core.table.get(key)), key
+    assert second.core.events("engine") == []
+    assert second.core.events("log") == []
+    for one in (first, second):
+        one.reader.close()
+
+
+def _without_times(cell: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in cell.items() if name not in ("since", "started", "last", "t")}
+
+
 async def test_what_is_streamed_counts_and_a_log_adds_only_the_rest(watched: Watched) -> None:
     mine = {"values": {"train/loss": 7.0}, "step": 0, "axis": "train"}
     record = Record("w-1", Source("trainer", 0, "elsewhere", 1), 1, 0.0, 0.0, "metrics", mine)
@@ -168,3 +190,32 @@ async def test_the_end_of_a_job_ends_the_run(watched: Watched) -> None:
     await watched.turn()
     run = watched.core.table.get("run")
     assert (run["state"], "raysubmit_x" in run["text"]) == ("failed", True)
+
+
+LOGS = Path(__file__).parents[1] / "data" / "logs"
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "failing"),
+    [
+        ("sglang_healthy.log", NAMED, set()),
+        ("sglang_cpu_0_5_23.log", NAMED, set()),
+        ("whole_ima_async_graphs.log", "CRASHED", {"engine.ima", "engine.died"}),
+        ("whole_ima_blocking_no_graphs.log", "CRASHED", {"engine.ima", "engine.died"}),
+        ("whole_fp32_fails_in_warm_up.log", "CRASHED", {"engine.died"}),
+        ("whole_released_then_health.log", "CRASHED", {"engine.died", "engine.resume-order"}),
+    ],
+)
+async def test_recorded_logs_of_servers(tmp_path: Path, log: str, state: str, failing: set[str]) -> None:
+    """What real engines wrote, watched from the start: the cell of the engine says what the checks say."""
+    watched = Watched(tmp_path, "server.log")
+    watched.path.write_bytes((LOGS / log).read_bytes())
+    for _ in range(QUIET_TURNS + 1):
+        await watched.turn()
+    engine = watched.core.table.get("engine/0")
+    assert (engine["state"], engine["generation"]) == (state, 1)
+    fired = {key for key in watched.core.table.keys("check/") if watched.core.table.get(key)["status"] == "fail"}
+    assert fired == {f"check/{name}" for name in failing}
+    if failing:
+        assert "server.log:" in engine["cause"]
+    watched.reader.close()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from rltop.evidence import literal
+from rltop.evidence.lines.engine import of_engine
 from rltop.evidence.lines.line import Line, Recogniser
 
 _PORTS = re.compile(r"Ports for engine (?P<engine>\d{1,6}): (?P<ports>\{.*)")
@@ -34,14 +35,15 @@ def engine_address(line: Line) -> Mapping[str, object] | None:
         host = str(fields.get("host") or "")
         return {"by": "ports", "number": int(found["engine"]), "host": _host(host), "port": port}
     if found := _ADAPTER.search(text):
-        return {"by": "adapter", "host": _host(found["host"]), "port": int(found["port"])}
+        return {"by": "adapter", "host": _host(found["host"]), "port": int(found["port"])} | of_engine(line)
     if (found := _UVICORN.search(text)) and line.owner in ("engine", ""):
-        return {"by": "server", "host": _host(found["host"]), "port": int(found["port"])}
+        return {"by": "server", "host": _host(found["host"]), "port": int(found["port"])} | of_engine(line)
     if found := _SERVER_ARGS.search(text):
         rank = _NODE_RANK.search(text)
         if rank and rank["rank"] != "0":
             return None  # a further node of an engine that another one answers for
-        return {"by": "args", "host": _host(found["host"] or ""), "port": int(found["port"] or found["port2"])}
+        told = {"by": "args", "host": _host(found["host"] or ""), "port": int(found["port"] or found["port2"])}
+        return told | of_engine(line)
     return None
 
 

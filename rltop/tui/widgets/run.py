@@ -27,7 +27,7 @@ class RunFactsView(Struct):
     picker: Picker = field(default_factory=Picker)
 
     def uses(self, key: str) -> bool:
-        mine = ("run", "previous", "weights", "trainer", "ingest", "cluster")
+        mine = ("run", "previous", "weights", "trainer", "ingest", "cluster", "gpus")
         return key in mine or key.startswith(("source/", "log/", "op/", "metric/perf/"))
 
     def badge(self, frame: Frame) -> Row:

@@ -26,6 +26,7 @@ def watched_facts(frame: Frame) -> Iterator[_Fact]:
     cluster = frame.state.get("cluster")
     if isinstance(cluster, Mapping):
         yield from _cluster(cluster, frame)
+    yield from _gpus(frame)
     if run.get("router"):
         yield "router", plain(run["router"]), "text"
 
@@ -80,6 +81,15 @@ def _cluster(cluster: Mapping[str, Any], frame: Frame) -> Iterator[_Fact]:
         style = "bad" if job.get("status") == "FAILED" else "text"
         words = [plain(job.get(name)) for name in ("id", "status", "message")]
         yield "Ray job", " ".join(word for word in words if word), style
+
+
+def _gpus(frame: Frame) -> Iterator[_Fact]:
+    found = frame.state.get("gpus")
+    for gpu in _rows(found, "gpus") if isinstance(found, Mapping) else ():
+        holders = [f"{plain(one.get('name')) or 'pid'} {plain(one.get('pid'))}" for one in _rows(gpu, "holders")[:4]]
+        more = len(_rows(gpu, "holders")) - len(holders)
+        words = ", ".join(holders) + (f" and {more} more" if more > 0 else "")
+        yield f"GPU {plain(gpu.get('index'))}", f"{plain(gpu.get('used_mib'))} MiB held by {words}", "text"
 
 
 def _rows(cluster: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
