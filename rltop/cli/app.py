@@ -316,6 +316,118 @@ def slime_flags(
     )
 
 
+@app.command()
+def keys(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Make a key for this producer.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Default: the newest living run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where its key file goes; default: the run's directory.")
+    ] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Let the holder of this key in no more.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Keys of producers on other machines (up --ingest-tcp).
+
+    With NAME: makes a key (once; --revoke, then again, makes a new one) and prints the RLTOP_INGEST that its holder
+    exports. Without: lists them. Key files are secret.
+    """
+    from rltop.cli.keys import keys as run_keys
+
+    return run_keys(name, run=run, out=out, revoke=revoke, as_json=as_json)
+
+
+@app.command()
+def down(
+    run: RunName = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds until what does not end is killed; default 20, or 65."),
+    ] = None,
+) -> int:
+    """Stop a run: its trainer, its engines, then its daemon."""
+    from rltop.cli.down import down as run_down
+
+    return run_down(run, timeout_s=timeout)
+
+
+@app.command()
+def changed(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="The run before; alone: the one that is in question.")],
+    second: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run after.")] = None,
+    as_json: Json = False,
+    every: Annotated[bool, typer.Option("--all", help="Unlikely culprits too, however many.")] = False,
+) -> int:
+    """What changed between two runs, the likeliest culprit first.
+
+    With one RUN: since the last good run before it. NAME#2 is the second attempt of a run.
+    """
+    from rltop.cli.changed import changed as run_changed
+
+    return run_changed(first, second, as_json=as_json, every=every)
+
+
+@app.command()
+def get(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, checks, engines, events, around.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY…|STEP]", help="Metric names for series, a step for around.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN|ssh://…", help="Default: the newest living run.")] = None,
+    as_json: Json = False,
+    lo: Annotated[float | None, typer.Option(help="First step (series), first event (events).")] = None,
+    hi: Annotated[float | None, typer.Option(help="Last step (series), last event (events).")] = None,
+    buckets: Annotated[int, typer.Option(min=1, max=100_000, help="Most points per series.")] = 200,
+    window: Annotated[int, typer.Option(min=0, help="Steps on both sides of `around STEP`.")] = 2,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most events.")] = 200,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """Facts of a run for scripts, as text or JSON."""
+    from rltop.cli.connect import Place
+    from rltop.cli.get import Query
+    from rltop.cli.get import get as run_get
+
+    place = Place(run, remote_rltop=remote_rltop, via=via)
+    query = Query(what, tuple(args or ()), lo=lo, hi=hi, buckets=buckets, window=window, limit=limit)
+    return run_get(place, query, as_json=as_json)
+
+
+@app.command()
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders or files that a run left.")],
+    as_json: Json = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID,...", help="Checks that must have been tested; step1, step2 and launch are sets of them."
+        ),
+    ] = None,
+    allow_skip: Annotated[bool, typer.Option("--allow-skip", help="A required check may be untested.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Thresholds from its [checks.thresholds].")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also what passed, and why the rest was not tested.")] = False,
+    refs: Annotated[bool, typer.Option("--refs", help="--all, with the guide or report of each check.")] = False,
+) -> int:
+    """What broke a run, from what it left: logs, metrics, samples, dumps, checkpoints, arguments.
+
+    Reads only, and nothing outside PATH. Exit 0: nothing failed; 1: a check failed; 2: the input can not be used.
+    """
+    from rltop.cli.check import check as run_check
+
+    return run_check(
+        paths,
+        as_json=as_json,
+        require=tuple(require or ()),
+        allow_skip=allow_skip,
+        config=config,
+        refs=refs,
+        every=every,
+    )
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 def doctor(
     launch: Annotated[
