@@ -38,6 +38,8 @@ WRITING_S = 180.0
 """A version on the disk that no engine holds is about to be pushed, if it was written to within this time."""
 FRESH_S = 15.0
 """After a push: the best moment for a restart, the next push is farthest away."""
+BACK_S, BACK_TRIES = 0.2, 15
+"""slime's router takes an engine back behind its answer; the next one leaves after that, or after these tries."""
 BASE = "default"
 """SGLang's label for a checkpoint that nobody has updated."""
 MEMORY = "slime.json"
@@ -167,10 +169,17 @@ class SlimeTrainer:
         return fresh or not any(one.busy for one in self._engines.values())
 
     async def leaving(self, url: str) -> None:
-        """This engine drains: its requests should go elsewhere from now on."""
-        if self._router is not None and url:
-            await self._router.leave(url)
-            self._remember()
+        """This engine drains: its requests should go elsewhere from now on, so those who came back go first."""
+        if self._router is None or not url:
+            return
+        for _ in range(BACK_TRIES):
+            others = {one.url: one.serves for one in self._engines.values() if one.url and one.url != url}
+            await self._router.keep(others)
+            if self._router.listed is None or not any(others.get(other) for other in self._router.removed):
+                break
+            await self._sleep(BACK_S)
+        await self._router.leave(url)
+        self._remember()
 
     # ---------------------------------------------------------------- what the fleet says
 
@@ -324,7 +333,9 @@ class SlimeTrainer:
                 "warning: no router in [engines]: slime goes on sending requests to an engine that is down, tries each "
                 "60 times in a minute, and ends its run"
             )
-        elif not any(one.serves for name, one in self._engines.items() if name not in targets):
+        elif (len(targets) == 1 or isinstance(request, Stop) or getattr(request, "mode", "") == "at-once") and not any(
+            one.serves for name, one in self._engines.items() if name not in targets
+        ):
             found.append("warning: no other engine serves: slime gives a request up after a minute and ends its run")
         return found
 

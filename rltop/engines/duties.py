@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AGAIN_S = 0.25
 """Between two questions whose answer is waited for by a state."""
-LEAVE_S = 5.0
+LEAVE_S = 10.0
 """For those who send an engine requests, to hear that it drains."""
 PROBE_S = 1.0
 DIGEST_S = 5.0

@@ -72,9 +72,13 @@ def incomplete(folder: Path) -> str:
         try:
             if index.stat().st_size > MOST_INDEX:
                 return f"{_INDEX} is too large"
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            told = json.loads(index.read_text(encoding="utf-8"))
+            names = set(told["weight_map"].values())
+            about = told.get("metadata")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return f"{_INDEX} names no files"
+        if isinstance(about, dict) and "base_version" in about:
+            return f"it is a difference to version {about['base_version']} (--update-weight-mode delta)"
         files = sorted(str(name) for name in names)
     else:
         files = [_SINGLE]

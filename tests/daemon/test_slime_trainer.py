@@ -234,7 +234,30 @@ def test_what_slime_does_meanwhile_is_said_before(tmp_path: Path) -> None:
         routed = Rig(tmp_path / "b", router=fake.address)
         routed.up("default", "default")
         assert routed.slime.warnings(request, ("0",)) == []
-        assert "no other engine serves" in routed.slime.warnings(request, ("0", "1"))[0]
+        both = Restart(targets=("0", "1"), mode="at-once")
+        assert "no other engine serves" in routed.slime.warnings(both, ("0", "1"))[0]
+
+
+def test_the_next_engine_leaves_when_the_one_before_is_back_in_the_router(tmp_path: Path) -> None:
+    """Else there is a moment in which the router has nobody to ask."""
+    with fake_slime_router() as fake:
+        first, second = (f"http://{address}" for address in ADDRESSES)
+        for url in (first, second):
+            fake.add({"url": url, "worker_type": "regular"})
+        rig = Rig(tmp_path, router=fake.address)
+        rig.up("default", "default")
+
+        async def rolling() -> None:
+            await rig.slime.leaving(first)
+            rig.says("0", "STALE", "default")
+            rig.says("0", "HEALTHY", "default")
+            await rig.slime.leaving(second)
+
+        fake.asked.clear()
+        asyncio.run(rolling())
+        assert fake.asked == [f"DELETE {first}", f"POST {first}", f"DELETE {second}"]
+        rolls = rig.slime.warnings(Restart(targets=("0", "1")), ("0", "1"))
+        assert rolls == []
 
 
 def test_a_disk_that_is_not_there_is_told_once(tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ def test_one_that_is_being_written_becomes_whole(tmp_path: Path) -> None:
         ("model.safetensors.index.json", "{", "names no files"),
         ("model.safetensors.index.json", '{"weight_map": {}}', "names no files"),
         ("model.safetensors.index.json", '{"weight_map": {"w": "../x"}}', "which is no plain name"),
+        (
+            "model.safetensors.index.json",
+            '{"metadata": {"version": "000002", "base_version": "000001"}, "weight_map": {}}',
+            "it is a difference to version 000001",
+        ),
         ("model.safetensors", "short", "it is too short for a header"),
         ("config.json", "{}", "there is no model.safetensors"),
     ],
