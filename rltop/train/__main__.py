@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rltop.errors import RltopError
-from rltop.train.arguments import parse_args
+from rltop.train.arguments import TrainConfig, parse_args
 from rltop.train.lifetime import Interrupted, Signals
 from rltop.train.loop import History
 from rltop.train.narrator import configure_console
@@ -22,12 +22,39 @@ from rltop.train.summary import summary
 from rltop.train.supervisor import end_with_parent
 
 
+class Result:
+    """The one object on stdout."""
+
+    def __init__(self, config: TrainConfig, history: History, began: float) -> None:
+        self._config, self._history, self._began = config, history, began
+        self._told = False
+
+    def tell(self, reason: str) -> bool:
+        """Print it, with --json; False: that was done, or is being done right now. May be called by a signal."""
+        if self._told:
+            return False
+        self._told = True
+        if self._config.json:
+            result = summary(self._config, self._history, reason=reason, seconds=time.monotonic() - self._began)
+            # Not print: whatever the signal came into the middle of may hold the stream's lock.
+            os.write(1, (json.dumps(result) + "\n").encode())
+        return True
+
+
 def main(argv: Sequence[str]) -> int:
     """Train; returns the exit code."""
-    signals, history, began = Signals(), History(), time.monotonic()
+    history, began, parent = History(), time.monotonic(), os.getppid()
+    config = parse_args(argv[2:], default_ray_address=os.environ.get("RAY_ADDRESS") or None)
+    result = Result(config, history, began)
+
+    def at_once() -> None:
+        """A second signal while everything is ended: the parent ends the rest, as long as it is there."""
+        if os.getppid() == parent and result.tell("interrupted"):
+            os._exit(Interrupted.exit_code)
+
+    signals = Signals(at_once)
     signals.install()
     configure_console(sys.stderr)
-    config = parse_args(argv[2:], default_ray_address=os.environ.get("RAY_ADDRESS") or None)
     reason, code = "done", 0
     try:
         end_with_parent()
@@ -39,9 +66,8 @@ def main(argv: Sequence[str]) -> int:
         reason, code = "failed", error.exit_code
         print(f"rltop: {error}", file=sys.stderr)
     signals.shield()
-    if config.json and code != 2:
-        result = summary(config, history, reason=reason, seconds=time.monotonic() - began)
-        print(json.dumps(result), flush=True)
+    if code != 2:
+        result.tell(reason)
     return code
 
 

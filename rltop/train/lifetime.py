@@ -12,7 +12,7 @@ import ctypes
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import psutil
@@ -38,9 +38,11 @@ class Signals:
     `install` again after it, and `check` between two steps of the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, again: Callable[[], None] = lambda: None) -> None:
+        """again: called for every signal after the first one."""
         self._seen: int | None = None
         self._shielded = False
+        self._again = again
 
     def install(self) -> None:
         """Take the signals, except those that the parent told us to ignore (`nohup`)."""
@@ -71,6 +73,8 @@ class Signals:
         self._seen = self._seen if self._seen is not None else signum
         if first and not self._shielded:
             raise Interrupted(signum)
+        if not first:
+            self._again()
 
 
 @contextlib.contextmanager

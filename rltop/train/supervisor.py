@@ -24,6 +24,8 @@ from rltop.train.lifetime import Interrupted, Signals, no_child_left
 
 GRACE_S = 7.0
 """What the driver gets to end in good order. The daemon gives the whole run ten seconds."""
+AGAIN_S = 2.0
+"""What it gets after a second signal, to say what it has."""
 
 
 def supervise(config: TrainConfig, argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
@@ -52,15 +54,27 @@ def supervise(config: TrainConfig, argv: Sequence[str], environ: Mapping[str, st
 
 
 def _interrupt(driver: subprocess.Popen[bytes], stop: Interrupted, signals: Signals) -> int:
-    """Pass it on and wait; a second signal from an impatient operator ends the waiting.
+    """Pass it on and wait; a second signal from an impatient operator is passed on too and ends the waiting.
 
-    Always as SIGINT, because Ray has ideas of its own about SIGTERM.
+    Always as SIGINT, because Ray has ideas of its own about SIGTERM. At the second one the driver says what it has and
+    goes; the rest of the cleaning is this process's.
     """
     signals.rearm()
-    with contextlib.suppress(Interrupted, subprocess.TimeoutExpired):
-        driver.send_signal(signal.SIGINT)
+    driver.send_signal(signal.SIGINT)
+    try:
         driver.wait(GRACE_S)
+    except Interrupted:
+        signals.shield()
+        driver.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(AGAIN_S)
+    except subprocess.TimeoutExpired:
+        pass
     signals.shield()
+    if driver.poll() is None:
+        # Not TERM: Ray's library answers it with a stack trace.
+        driver.kill()
+        print("rltop: the driver did not end in time and was killed: it told no result", file=sys.stderr)
     return stop.exit_code
 
 

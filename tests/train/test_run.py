@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from rltop.protocol.messages import Record
+from rltop.train import supervisor
+from rltop.train.__main__ import Result
 from rltop.train.arguments import TrainConfig
 from rltop.train.lifetime import Interrupted, Signals
 from rltop.train.loop import History
@@ -188,6 +190,62 @@ def test_an_interrupt_in_the_middle_of_a_run_is_130_and_leaves_no_child(tmp_path
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rltop-")] == []
+
+
+SLOW = """
+import os, signal, sys, time
+seen = []
+def arrived(number, frame):
+    seen.append(number)
+    if len(seen) == 1:
+        os.write(1, b"cleaning\\n")
+    elif {answers}:
+        os.write(1, b"the result")
+        os._exit(130)
+signal.signal(signal.SIGINT, arrived)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_second_interrupt_still_gets_the_result(
+    answers: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "AGAIN_S", 30.0 if answers else 0.05)
+    script = [sys.executable, "-c", SLOW.replace("{answers}", str(answers))]
+    signals = Signals()
+    with subprocess.Popen(script, stdout=subprocess.PIPE, process_group=0) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"ready\n"
+
+        def impatient(limit_s: float) -> int:
+            if not signals.seen:
+                assert driver.stdout is not None
+                assert driver.stdout.readline() == b"cleaning\n"
+                signals._arrived(signal.SIGINT, None)
+            return real(limit_s)
+
+        real = driver.wait
+        monkeypatch.setattr(driver, "wait", impatient)
+        assert supervisor._interrupt(driver, Interrupted(signal.SIGINT), signals) == 130
+        monkeypatch.undo()
+        told = driver.stdout.read()
+    err = capsys.readouterr().err
+    assert (told, "told no result" in err) == ((b"the result", False) if answers else (b"", True))
+
+
+def test_the_result_is_told_once_whatever_comes_between(capfd: pytest.CaptureFixture[str]) -> None:
+    result = Result(TrainConfig(json=True), History(), 0.0)
+    assert (result.tell("interrupted"), result.tell("done")) == (True, False)
+    assert json.loads(capfd.readouterr().out)["reason"] == "interrupted"
+    came: list[int] = []
+    signals = Signals(lambda: came.append(1))
+    with pytest.raises(Interrupted):
+        signals._arrived(signal.SIGINT, None)
+    signals._arrived(signal.SIGINT, None)
+    assert came == [1], "the first one is the run's"
 
 
 def test_an_interrupt_that_ray_noticed_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ from rltop.tui.widgets.pane import Pane
 
 _LEAST_RIGHT = 30
 _LEAST_MATRIX = 5
+LOG_LINES = 60
+"""Of a trial's log, the last ones."""
 
 
 class BisectScreen(Screen[None], inherit_bindings=False):
@@ -268,6 +270,11 @@ class BisectScreen(Screen[None], inherit_bindings=False):
         self.paint(None)
 
 
+def cut_to(line: str, most: int) -> str:
+    """A line of a log without what nobody reads to the end."""
+    return line if len(line) <= most else f"{line[: most - 4]} ..."
+
+
 class EvidenceDialog(Dialog):
     """One trial and the end of its log. `ask` has the daemon asked; `take` gets the answer."""
 
@@ -295,5 +302,6 @@ class EvidenceDialog(Dialog):
         if not self.trial.log:
             return [*rows, (("it names no log", "dim"),)]
         lines, why = (self._answer.lines, self._answer.why) if self._answer is not None else ([], "")
-        lines = without_access(lines)
+        # SGLang's first line alone, all its arguments, would fill the dialog.
+        lines = [cut_to(line, 2 * (width - 2)) for line in without_access(lines)[-LOG_LINES:]]
         return [*rows, *log_rows(lines, why, self._frame, width)]

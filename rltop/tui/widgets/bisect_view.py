@@ -321,6 +321,8 @@ def _empty(frame: Frame, engine: str) -> Iterator[tuple[str, str]]:
 def evidence_rows(trial: TrialStory, frame: Frame, width: int) -> list[Row]:
     """Everything of one trial but its log."""
     words, style = outcome_cell(trial, frame.glyphs)
+    if words.endswith(" other"):
+        words = f"{words[:-6]} crashed of another kind"
     told = f"{words} after {minutes_text(trial.minutes)} under traffic"
     told += "" if trial.counts or trial.runs else ", not counted"
     facts = [
@@ -331,7 +333,7 @@ def evidence_rows(trial: TrialStory, frame: Frame, width: int) -> list[Row]:
         ("engine", f"{trial.engine}, generation {trial.generation}", "text"),
         ("toggles", trial.words(), "strong"),
         ("why", trial.why, "text"),
-        ("requests", "" if trial.requests is None else str(trial.requests), "text"),
+        ("requests", "" if trial.requests is None else f"{trial.requests} answered", "text"),
     ]
     rows: list[Row] = []
     for label, text, look in facts:
