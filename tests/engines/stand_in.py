@@ -19,9 +19,10 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
-SERVES = "echo ready; sleep 600 & echo child $!; wait"
+# "ready" is the last that each of them writes before it is told to end: whoever saw it finds files that rest.
+SERVES = "sleep 600 & echo child $!; echo ready; wait"
 """Like SGLang's main process with one scheduler."""
-ESCAPES = "echo ready; setsid env -i sleep 600 & echo child $!; wait"
+ESCAPES = "setsid env -i sleep 600 & echo child $!; echo ready; wait"
 """Its child has a session of its own and an empty environment: only its parents lead to it."""
 ENDS_WELL = "trap 'echo bye; exit 0' TERM; setsid sleep 600 & echo child $!; echo ready; wait"
 """Ends with 0 when asked, and leaves its child behind."""

@@ -127,8 +127,8 @@ async def test_an_engines_life_on_two_nodes(
     assert (await launcher.environ(first) or {})["CUDA_LAUNCH_BLOCKING"] == "1"
     assert first.node_id == nodes.ids[0]
     assert (await launcher.look(first)).alive
-    await asyncio.to_thread(until, lambda: b"child" in Path(first.log).read_bytes())
-    assert b"ready" in await launcher.read_log(first, 0, 1000)
+    await asyncio.to_thread(until, lambda: b"ready" in Path(first.log).read_bytes())
+    assert b"child" in await launcher.read_log(first, 0, 1000)
     with pytest.raises(RltopError, match="engine 0 still has a process"):
         await launcher.start(spec(tmp_path, generation=2))
 
