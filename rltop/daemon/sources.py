@@ -42,8 +42,10 @@ class HttpScrape:
         if self._http is None:
             import httpx
 
+            from rltop.engines.transport import Transport
+
             # Engines are inside the cluster; a proxy from the environment would only be in the way.
-            self._http = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+            self._http = httpx.AsyncClient(timeout=TIMEOUT_S, transport=Transport(trust_env=False), trust_env=False)
         return await scrape(url, self._http)
 
     async def close(self) -> None:

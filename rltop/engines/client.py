@@ -43,6 +43,7 @@ from rltop.engines.calls import (
     update_from_tensor_flow,
 )
 from rltop.engines.scrape import EngineStats, scrape
+from rltop.engines.transport import Transport, certified
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +85,9 @@ class EngineClient:
         self.url = url.rstrip("/")
         self._keys, self._patience = keys or Keys(), patience
         limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
-        self._http = httpx.Client(base_url=self.url, limits=limits, transport=transport, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.url, limits=limits, transport=transport, trust_env=False, verify=certified(self.url)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -235,7 +238,8 @@ class AsyncEngineClient:
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
-        self._http = httpx.AsyncClient(base_url=self.url, limits=limits, transport=transport, trust_env=False)
+        transport = transport or Transport(limits=limits, trust_env=False, verify=certified(self.url))
+        self._http = httpx.AsyncClient(base_url=self.url, transport=transport, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,7 +248,7 @@ class AsyncEngineClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; whoever still waits for an answer gets `EngineUnreachable`."""
         await self._http.aclose()
 
     async def _run(self, flow: Flow[T]) -> T:

@@ -229,8 +229,8 @@ def _fired_up(log: Path) -> bool:
 
 
 def _serves(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/model_info", timeout=5, trust_env=False).status_code == 200
+    try:  # it is plain HTTP: `verify` spares reading the certificates that are trusted, 40 ms a time
+        return httpx.get(f"{url}/model_info", timeout=5, trust_env=False, verify=False).status_code == 200
     except httpx.HTTPError:
         return False
 
