@@ -23,14 +23,15 @@ nor torch: a worker that cannot import it never starts.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
+
+from rltop.integrations.chain import chained
 
 if TYPE_CHECKING:
     from rltop.integrations.slime_attach import Attachment
 
-CHAIN = "RLTOP_SLIME_{}_PATH"
+_chained = functools.partial(chained, "slime")
 
 
 def setup() -> None:
@@ -99,21 +100,6 @@ def before_train_step(
     if (a := attach()) is not None:
         a.train_step(rollout_id, step_id)
     return _chained("before_train_step", args, args, rollout_id, step_id, model, optimizer, opt_param_scheduler)
-
-
-# ---------------------------------------------------------------- a hook of the user's own
-
-
-def _chained(name: str, settings: Any, *args: Any, none: Any = None) -> Any:
-    """Call the user's own hook, if there is one, and give back what it returns. What it raises passes."""
-    path = getattr(settings, f"rltop_{name}_path", None) or os.environ.get(CHAIN.format(name.upper()))
-    return _load(path)(*args) if isinstance(path, str) and path else none
-
-
-@functools.cache
-def _load(path: str) -> Any:
-    module, _, attribute = path.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 attach()

@@ -54,6 +54,10 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
 class Attachment:
     """One process. `outbox`: (role, rank) -> what takes the reports."""
 
+    FRAMEWORK = "slime"
+    CP_UTILS = "slime.backends.megatron_utils.cp_utils"
+    """The trainer's module for context parallelism."""
+
     def __init__(self, outbox: Callable[[str, int], Outbox] = Outbox, environ: Mapping[str, str] = os.environ) -> None:
         self.active = bool(environ.get("RLTOP_INGEST"))
         """Whether anything is reported at all."""
@@ -91,9 +95,7 @@ class Attachment:
             return
         step = _whole(metrics.get(step_key))
         axis = "train" if step_key == "train/step" else "rollout"
-        role = self.role if self.role in ("rollout", "trainer", "critic") else _role_of(metrics, step_key)
-        if role == "trainer" and axis == "train" and any(name.startswith("train/critic-") for name in metrics):
-            role = "critic"
+        role = self._logs_as(metrics, step_key)
         where: dict[str, Any] = {}
         if axis == "train":
             if self._train_at is not None:
@@ -106,8 +108,18 @@ class Attachment:
         if step is None:
             self._say_once(role, f"no step {step_key}", "warn", f"metrics without {step_key}: left out")
             return
-        values = {str(name): _number(value) for name, value in metrics.items() if name != step_key}
+        values = {self._named(role, str(name)): _number(value) for name, value in metrics.items() if name != step_key}
         self.send(role, 0, "metrics", values, step=step, axis=axis, **where)
+
+    def _logs_as(self, metrics: Mapping[str, Any], step_key: str) -> str:
+        """The role that these metrics are told under."""
+        role = self.role if self.role in ("rollout", "trainer", "critic") else _role_of(metrics, step_key)
+        train = role == "trainer" and step_key == "train/step"
+        return "critic" if train and any(name.startswith("train/critic-") for name in metrics) else role
+
+    def _named(self, role: str, name: str) -> str:
+        """What a metric of a role is called here."""
+        return name
 
     def _forward(self, role: str, step: int | None) -> int | None:
         """The optimizer step on the axis: slime's, but never one that was there already."""
@@ -169,7 +181,8 @@ class Attachment:
         if self.active and not self._run_told and args is not None:
             self._run_told = True
             facts = slime_samples.facts(args, start_rollout_id=rollout)
-            self.send("rollout", 0, "run", framework="slime", **facts)
+            facts["backend"] = f"{self.FRAMEWORK} on Megatron (attached)"
+            self.send("rollout", 0, "run", framework=self.FRAMEWORK, **facts)
 
     @guarded
     def end(self, reason: str = "done") -> None:
@@ -235,7 +248,7 @@ class Attachment:
         if not self._first_time("tokens", rollout) or not self._holds_tokens():
             return
         self._note_rollout(rollout)
-        found, absent = slime_tokens.gaps(data, slice_mask=_slicer())
+        found, absent = slime_tokens.gaps(data, slice_mask=_slicer(self.CP_UTILS))
         role, rank = self.role, self._rank()
         shown = [gap for gap in found if gap.pair != "ref_engine" or rollout == self._first_seen]
         values = {name: value for gap in shown for name, value in gap.metrics().items()}
@@ -245,7 +258,8 @@ class Attachment:
             self._complain(role, rank, rollout, gap, args)
         if rank == 0 and "log_probs" not in data and "ref_log_probs" in data:
             text = (
-                "log_probs of the actor were not computed apart (slime reuses those of the training forward): the "
+                f"log_probs of the actor were not computed apart ({self.FRAMEWORK} reuses those of the training "
+                "forward): the "
                 "comparison with the reference, token by token, is not measured; kl_loss is what there is"
             )
             self._say_once(role, "reuse", "info", text)
@@ -370,9 +384,9 @@ def _mpu() -> Any:
     return mpu if ready is not None and ready() else None
 
 
-def _slicer() -> Callable[[Any, int, int], Any] | None:
-    """slime's own function for the part of a response that is this rank's."""
-    module = sys.modules.get("slime.backends.megatron_utils.cp_utils")
+def _slicer(name: str) -> Callable[[Any, int, int], Any] | None:
+    """The trainer's own function for the part of a response that is this rank's."""
+    module = sys.modules.get(name)
     found: Callable[[Any, int, int], Any] | None = getattr(module, "slice_log_prob_with_cp", None)
     return found
 

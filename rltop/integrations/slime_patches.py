@@ -36,18 +36,18 @@ def patches(attachment: Attachment) -> dict[str, Patch]:
     a = attachment
     table: dict[str, Patch] = {}
     for name in LOGGING:
-        table[name] = _all(a, {"log": _log, "finish_tracking": _finish})
+        table[name] = wrapping(a, {"log": log_metrics, "finish_tracking": _finish})
     for name in _TIMER:
         table[name] = lambda module: _timer(module, a)
     for name in _ROLLOUT_METRICS:
-        table[name] = _all(a, {"log_rollout_data": _rollout_metrics, "log_eval_rollout_data": _scoped})
+        table[name] = wrapping(a, {"log_rollout_data": rollout_metrics, "log_eval_rollout_data": scoped})
     for name in _TRAIN_METRICS:
-        functions = {"log_rollout_data": _train_metrics, "gather_log_data": _scoped, "log_perf_data": _scoped}
-        table[name] = _all(a, functions)
-    table["slime.rollout.base_types"] = _all(a, {"call_rollout_fn": _rollout_phase})
-    table["slime.backends.megatron_utils.model"] = _all(a, {"train_one_step": _train_step})
+        functions = {"log_rollout_data": train_metrics, "gather_log_data": scoped, "log_perf_data": scoped}
+        table[name] = wrapping(a, functions)
+    table["slime.rollout.base_types"] = wrapping(a, {"call_rollout_fn": _rollout_phase})
+    table["slime.backends.megatron_utils.model"] = wrapping(a, {"train_one_step": train_step})
     table["slime.backends.megatron_utils.actor"] = lambda module: _actor(module, a)
-    table["slime.backends.sglang_utils.sglang_engine"] = lambda module: _engine(module, a)
+    table["slime.backends.sglang_utils.sglang_engine"] = lambda module: engine_patch(module, a)
     return table
 
 
@@ -77,7 +77,7 @@ def picker(function: Callable[..., Any], name: str) -> Callable[[tuple[Any, ...]
     return lambda args, kwargs: kwargs[name] if name in kwargs else args[at] if at < len(args) else None
 
 
-def _all(attachment: Attachment, table: Mapping[str, Callable[[Any, Attachment], Around]]) -> Patch:
+def wrapping(attachment: Attachment, table: Mapping[str, Callable[[Any, Attachment], Around]]) -> Patch:
     def patch(module: ModuleType) -> None:
         for name, make in table.items():
             original = getattr(module, name, None)
@@ -90,7 +90,7 @@ def _all(attachment: Attachment, table: Mapping[str, Callable[[Any, Attachment],
 # ---------------------------------------------------------------- logging
 
 
-def _log(function: Any, a: Attachment) -> Around:
+def log_metrics(function: Any, a: Attachment) -> Around:
     metrics, step_key = picker(function, "metrics"), picker(function, "step_key")
 
     def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,7 +108,7 @@ def _finish(function: Any, a: Attachment) -> Around:
     return around
 
 
-def _scoped(function: Any, a: Attachment) -> Around:
+def scoped(function: Any, a: Attachment) -> Around:
     rollout_id = picker(function, "rollout_id")
 
     def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ def _scoped(function: Any, a: Attachment) -> Around:
 # ---------------------------------------------------------------- the RolloutManager
 
 
-def _rollout_metrics(function: Any, a: Attachment) -> Around:
+def rollout_metrics(function: Any, a: Attachment) -> Around:
     rollout_id, settings, samples = (picker(function, name) for name in ("rollout_id", "args", "samples"))
 
     def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,7 +159,7 @@ def _rollout_phase(function: Any, a: Attachment) -> Around:
 # ---------------------------------------------------------------- trainers
 
 
-def _train_metrics(function: Any, a: Attachment) -> Around:
+def train_metrics(function: Any, a: Attachment) -> Around:
     rollout_id, settings, data = (picker(function, name) for name in ("rollout_id", "args", "rollout_data"))
 
     def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,7 +174,7 @@ def _train_metrics(function: Any, a: Attachment) -> Around:
     return around
 
 
-def _train_step(function: Any, a: Attachment) -> Around:
+def train_step(function: Any, a: Attachment) -> Around:
     rollout_id, step_id = picker(function, "rollout_id"), picker(function, "step_id")
 
     def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,13 +223,13 @@ def _actor(module: ModuleType, a: Attachment) -> None:
             a.leave_scope(None)
 
     def update_weights(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before, clock, ok = _version(args[0]), Clock(), False
+        before, clock, ok = version_of(args[0]), Clock(), False
         try:
             result = original(*args, **kwargs)
             ok = True
             return result
         finally:
-            if (version := _version(args[0])) is not None and (version != before or not ok):
+            if (version := version_of(args[0])) is not None and (version != before or not ok):
                 a.weights(version, ok=ok, args=getattr(args[0], "args", None), elapsed_s=clock.seconds)
 
     wrap(cls, "init", init)
@@ -237,14 +237,14 @@ def _actor(module: ModuleType, a: Attachment) -> None:
     wrap(cls, "update_weights", update_weights)
 
 
-def _version(actor: Any) -> Any:
+def version_of(actor: Any) -> Any:
     return getattr(getattr(actor, "weight_updater", None), "weight_version", None)
 
 
 # ---------------------------------------------------------------- engines
 
 
-def _engine(module: ModuleType, a: Attachment) -> None:
+def engine_patch(module: ModuleType, a: Attachment) -> None:
     cls = getattr(module, "SGLangEngine", None)
     if cls is None:
         return

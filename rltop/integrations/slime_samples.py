@@ -74,7 +74,6 @@ def facts(args: Any, *, start_rollout_id: int) -> dict[str, Any]:
     return {
         "args": arguments(args),
         "mode": "rollout-only" if rollout_only else "train-only" if train_only else "full",
-        "backend": "slime on Megatron (attached)",
         "start_rollout_id": start_rollout_id,
         "fresh_start": start_rollout_id == 0 and (rollout_only or finetune is None or bool(finetune)),
         "num_rollout": _whole(getattr(args, "num_rollout", None)),
