@@ -25,6 +25,10 @@ from rltop.evidence.known import table_path, with_table
 from rltop.evidence.metric_names import load
 from rltop.settings import load_settings, names_path
 
+SWITCH_S = 0.001
+"""A thread that computes (verdicts, the journal's packing) gives the loop the interpreter back so soon. Reading a
+record lets go of it, so Python's default of 5 ms could be paid at every one."""
+
 
 def main(argv: list[str] | None = None, *, fleet: MakeFleet = make_fleet) -> int:
     """Parse arguments, run the daemon, return the exit code. fleet: tests pass one without processes."""
@@ -38,6 +42,7 @@ def main(argv: list[str] | None = None, *, fleet: MakeFleet = make_fleet) -> int
     parser.add_argument("trainer", nargs="*", help="argv of the trainer to start and supervise, after --")
     options = parser.parse_args(argv)
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_S)
     try:
         run_dir = runs.private_dir(options.run_dir) if options.run_dir else runs.make_run_dir(options.run)
         runs.check_name(run_dir.name)

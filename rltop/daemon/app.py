@@ -33,7 +33,7 @@ from rltop.daemon.core import Core
 from rltop.daemon.dump_pages import DumpReader, run_args
 from rltop.daemon.engine_commands import EngineCommands
 from rltop.daemon.engines import EngineOptions, Engines, MakeFleet, make_fleet, refuse_newer_slots
-from rltop.daemon.gate import Gate
+from rltop.daemon.gate import Gate, raise_file_limit
 from rltop.daemon.hooks import HookOptions, Hooks
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.lines import SourceLines
@@ -208,6 +208,7 @@ class Daemon:
             self._loop.add_signal_handler(number, stop, number)
         self._journal.start()
         self._hold_tether()
+        raise_file_limit()  # every producer is a connection
         try:
             self._server.bind()
             if self._gate is None:

@@ -84,7 +84,7 @@ class Gate:
         self._known = _Known(folder)
         self._context = zmq.asyncio.Context()
         self._thread = threading.Thread(target=self._attend, name="ingest-door", daemon=True)
-        soft = _raise_file_limit()
+        soft = raise_file_limit()
         self._door = auth.Door(
             known=self._known,
             peer_of=self._peer_of,
@@ -340,7 +340,7 @@ def _user(frame: zmq.Frame) -> str:
         return ""
 
 
-def _raise_file_limit() -> int:
+def raise_file_limit() -> int:
     """Allow this process as many open files as it may have (each connection is one); returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)

@@ -8,7 +8,6 @@ events. NaN and Inf are values like any other: counted, kept, shown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +16,7 @@ from rltop.daemon.core import Core, trim
 from rltop.daemon.engine_view import FLEET_KEYS, SCRAPED
 from rltop.daemon.metric_cells import MetricCells
 from rltop.daemon.phases import PhaseClock
+from rltop.daemon.source_cells import Source, SourceCells
 from rltop.evidence.metric_names import Names, shipped
 from rltop.protocol.messages import (
     PAYLOADS,
@@ -44,62 +44,12 @@ LOST_AFTER_S = 10.0
 """A run whose process is gone is called lost when nothing came from it for so long, and we were there to see it."""
 HUNG_S = 5.0
 """We look once a second: after so long a pause we ourselves hung (or were stopped)."""
+LOOK_AT = 64
+"""Processes that are looked for at once: each costs some 20 us."""
 LAST_RECORDS_S = 2.0
 """What an ended process had handed over still comes for so long."""
 _ENGINE_LEVEL = {"CRASHED": "error", "LOST": "error", "SUSPECT": "warn", "BACKOFF": "warn", "QUARANTINED": "warn"}
 _END_LEVEL = {"done": "info", "failed": "error", "interrupted": "warn"}
-
-
-@dataclass(slots=True)
-class _Source:
-    role: str
-    rank: int
-    host: str
-    pid: int
-    key: str = ""
-    """Name of the key under which its last record came over TCP; "" on the unix socket."""
-    seq: int = 0
-    records: int = 0
-    lost: int = 0
-    dropped: int = 0
-    malformed: int = 0
-    unknown: int = 0
-    last: float = 0.0
-    left: bool = False
-    dirty: bool = False
-    gone: float | None = None
-    """When its process was first seen to be gone."""
-    hung_s: float = 0.0
-    """Its process ended while we hung for so long; 0: it did not."""
-    hole: tuple[int, int, int] | None = None
-    """First and last missing sequence number and the count, not yet shown."""
-    log_lines: int = 0
-    log_dropped: int = 0
-    processes: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """(host, pid) -> newest sequence and drop count of that process: each counts for itself, and two of one role and
-    rank may live at once (a fork)."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}/{self.rank}"
-
-    def value(self) -> dict[str, Any]:
-        keys = (
-            "role",
-            "rank",
-            "host",
-            "pid",
-            "key",
-            "seq",
-            "records",
-            "lost",
-            "dropped",
-            "malformed",
-            "unknown",
-            "last",
-            "left",
-        )
-        return {key: getattr(self, key) for key in keys}
 
 
 class EngineOwner(Protocol):
@@ -175,7 +125,11 @@ class Ingest:
         self._engines: EngineOwner = engines or NoEngines()
         self._host = host
         self._alive = alive
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, Source] = {}
+        self._shown = SourceCells(core)
+        self._continued = False
+        """Sources without a cell of their own may have reported to the daemon before."""
+        self._looked = 0
         self._phases = PhaseClock()
         self._cells = MetricCells(core, names or shipped())
         self._framework = ""
@@ -189,9 +143,11 @@ class Ingest:
         """Take over counters from a restored state table."""
         table = self._core.table
         for key in table.keys("source/"):
-            kept = {name: value for name, value in table.get(key).items() if name in _Source.__slots__}
-            source = self._sources[key.removeprefix("source/")] = _Source(**kept)
+            kept = {name: value for name, value in table.get(key).items() if name in Source.__dataclass_fields__}
+            source = self._sources[key.removeprefix("source/")] = Source(**kept)
             source.processes[source.host, source.pid] = (source.seq, source.dropped)
+        self._shown.restore(self._sources)
+        self._continued = bool(table.keys("sources/"))
         self._cells.restore()
         self._framework = str((table.get("run") or {}).get("framework") or "")
         if (phase := table.get("phase")) is not None and phase["name"]:
@@ -199,9 +155,9 @@ class Ingest:
             self._core.set("phase", self._phases.current(phase, self._core.now()))
 
     def ages(self) -> dict[str, float]:
-        """Source name -> seconds since its last record; sources that said goodbye are left out."""
-        now = self._core.now()
-        return {name: max(0.0, now - source.last) for name, source in self._sources.items() if not source.left}
+        """Source name -> seconds since its last record; sources that said goodbye are left out, those of a fleet told
+        together as `<role>/*`."""
+        return self._shown.ages(self._sources, self._core.now())
 
     # ---------------------------------------------------------------- records
 
@@ -248,7 +204,7 @@ class Ingest:
         """Something came to the ingest socket that is no record."""
         self._complain(f"ingest {why[:40]}", f"ingest: refused: {why}", "")
 
-    def _payload(self, source: _Source, record: Record, payload: object) -> None:
+    def _payload(self, source: Source, record: Record, payload: object) -> None:
         match payload:
             case PhasePayload():
                 self._phase(source, record, payload)
@@ -272,7 +228,7 @@ class Ingest:
             case ByePayload():
                 self._bye(source, payload)
 
-    def _metrics(self, source: _Source, record: Record) -> Record:
+    def _metrics(self, source: Source, record: Record) -> Record:
         payload, framework = record.payload, record.source.framework
         values, step = payload.get("values"), payload.get("step")
         if not isinstance(values, dict) or not isinstance(step, int) or isinstance(step, bool):
@@ -291,7 +247,7 @@ class Ingest:
         )
         return record if named is payload else msgspec.structs.replace(record, payload=named)
 
-    def _phase(self, source: _Source, record: Record, payload: PhasePayload) -> None:
+    def _phase(self, source: Source, record: Record, payload: PhasePayload) -> None:
         if len(payload.name) > MAX_WORD:
             self._malformed(source, "phase: its name is too long")
             return
@@ -318,14 +274,14 @@ class Ingest:
         self._core.set("phase", self._phases.current(self._core.table.get("phase"), now))
         self._engines.see_phase()
 
-    def _log(self, source: _Source, payload: LogPayload) -> None:
+    def _log(self, source: Source, payload: LogPayload) -> None:
         source.log_lines += 1
         if source.log_lines > LOG_LINES_PER_S:
             source.log_dropped += 1
         else:
             self._core.event("log", payload.level, payload.text, source.name)
 
-    def _weights(self, source: _Source, payload: WeightsPayload) -> None:
+    def _weights(self, source: Source, payload: WeightsPayload) -> None:
         self._core.set("weights", trim(msgspec.to_builtins(payload)))
         what = f"weights {payload.version}" + (
             "" if payload.rollout_id is None else f" for rollout {payload.rollout_id}"
@@ -340,7 +296,7 @@ class Ingest:
                 self._core.update(f"engine/{name}", weight_version=str(said.get("version") or payload.version))
         self._engines.see_weights()
 
-    def _engine(self, source: _Source, payload: EnginePayload) -> None:
+    def _engine(self, source: Source, payload: EnginePayload) -> None:
         if payload.trouble is not None:
             self._engines.see_trouble(payload.id, payload.generation, payload.trouble[:MAX_TROUBLE])
             return
@@ -370,7 +326,7 @@ class Ingest:
             level = _ENGINE_LEVEL.get(payload.state, "info")
             self._core.event("engine", level, text, source.name, id=payload.id, **{"from": was, "to": payload.state})
 
-    def _run(self, source: _Source, payload: RunPayload) -> None:
+    def _run(self, source: Source, payload: RunPayload) -> None:
         self._owner = source.name
         before = self._core.table.get("run") or {}
         if before.get("framework") or before.get("attempt", 1) > 1:
@@ -384,7 +340,7 @@ class Ingest:
         text = f"{payload.framework} run started at rollout {payload.start_rollout_id}{faults}"
         self._core.event("run", "info", text, source.name, state="running")
 
-    def _bye(self, source: _Source, payload: ByePayload) -> None:
+    def _bye(self, source: Source, payload: ByePayload) -> None:
         source.left = source.dirty = True
         if self._phases.forget(source.name):
             self._set_phase(self._core.now())
@@ -416,16 +372,14 @@ class Ingest:
                 text = f"{source.log_dropped} log lines of {source.name} left out (over {LOG_LINES_PER_S} a second)"
                 self._core.event("log", "warn", text, source.name)
             source.log_lines = source.log_dropped = 0
-            if source.dirty:
-                source.dirty = False
-                self._core.set(f"source/{source.name}", source.value())
+        self._shown.show(self._sources)
         self._look_for_processes()
 
     def _look_for_processes(self) -> None:
         now, before = self._core.now(), self._ticked
         self._ticked = now
         pause = 0.0 if before is None else now - before
-        for source in self._sources.values():
+        for source in self._to_look_at(pause):
             # What came over TCP: a container elsewhere may have our host name, and its pids mean nothing here.
             if source.left or source.key or not source.pid or source.host != self._host:
                 continue
@@ -442,11 +396,21 @@ class Ingest:
             if source.name == self._owner and silent > LOST_AFTER_S:
                 self._lost(source)
 
-    def _lost(self, owner: _Source) -> None:
+    def _to_look_at(self, pause: float) -> list[Source]:
+        """Sources whose processes are looked for now: of a fleet some each time and the owner; all after a pause."""
+        sources = list(self._sources.values())
+        if len(sources) <= LOOK_AT or pause >= HUNG_S:
+            return sources
+        start = self._looked % len(sources)
+        self._looked = start + LOOK_AT
+        owner = self._sources.get(self._owner)
+        return [*([owner] if owner is not None else []), *sources[start : start + LOOK_AT]]
+
+    def _lost(self, owner: Source) -> None:
         if (self._core.table.get("run") or {}).get("state") == "running":
             self.end("lost", f"process {owner.pid} of {owner.name} is gone and did not say goodbye")
 
-    def _last_records_missing(self, source: _Source) -> None:
+    def _last_records_missing(self, source: Source) -> None:
         """It ended while we hung and no goodbye came: what it reported last, its buffers had no room for."""
         who = "the trainer" if source.name == self._owner else source.name
         text = (
@@ -460,14 +424,14 @@ class Ingest:
 
     # ---------------------------------------------------------------- sources
 
-    def _source(self, record: Record, key: str) -> _Source:
+    def _source(self, record: Record, key: str) -> Source:
         who, name, now = record.source, record.source.name, self._core.now()
         source = self._sources.get(name)
         fresh = source is None
         if source is None:
-            source = self._sources[name] = _Source(who.role, who.rank, who.host, who.pid)
+            source = self._sources[name] = Source(who.role, who.rank, who.host, who.pid)
         process = (who.host, who.pid)
-        seq, dropped = source.processes.get(process, (0, 0))
+        seq, dropped = source.processes.get(process) or self._before(record, fresh)
         if record.seq > seq + 1:
             missing = record.seq - seq - 1
             source.lost += missing
@@ -482,7 +446,7 @@ class Ingest:
             del source.processes[next(iter(source.processes))]
         source.records += 1
         source.last, source.dirty, source.left = now, True, False
-        if fresh:
+        if fresh and self._shown.shows(source):
             self._core.set(f"source/{name}", source.value())
         run = self._core.table.get("run") or {}
         if name == self._owner and run.get("state") == "lost" and record.kind != "bye":
@@ -490,10 +454,15 @@ class Ingest:
             self._core.event("run", "info", f"{name} is back", name, state="running")
         return source
 
-    def _keep(self, source: _Source, record: Record) -> None:
+    def _before(self, record: Record, fresh: bool) -> tuple[int, int]:
+        """Sequence and drops of a process before its first record here: none, unless it reported to an earlier daemon
+        that kept no cell of it."""
+        return (record.seq - 1, record.dropped) if fresh and self._continued else (0, 0)
+
+    def _keep(self, source: Source, record: Record) -> None:
         self._core.sink.record(self._core.now(), record.kind, source.name, record.payload)
 
-    def _malformed(self, source: _Source, why: str) -> None:
+    def _malformed(self, source: Source, why: str) -> None:
         source.malformed += 1
         self._complain(f"{source.name} {why[:40]}", f"{source.name}: {why}", source.name)
 

@@ -63,7 +63,12 @@ from rltop.protocol.messages import (
 )
 
 MOST_SOURCES = 16
-"""Sources of metrics with a series of their own; the rest share one per axis."""
+"""Sources of metrics with a series of their own. The rest share one per axis, and of them only what may be the evidence
+of a verdict is looked at: the ranks of a large run say the same a thousand times."""
+MOST_ALIKE = 32
+"""Of these, records of one step: what a thousand ranks tell at once is told by some of them."""
+MOST_FIRST = 64
+"""The same for sources of rank 0, each of which is the only one to say what it says."""
 MOST_LINES = 200
 MOST_ABORTS = 32
 MOST_ENGINES = 4_096
@@ -100,6 +105,8 @@ class LiveChecks:
         self._segments = _Segments()
         self._series: dict[tuple[str, bool, int], ThinSeries] = {}
         self._slots: dict[str, int] = {}
+        self._alike: tuple[object, int] = (None, 0)
+        """Newest step of which one of many ranks told, and how many did."""
         self._samples = KeptSamples()
         self._syncs = KeptSyncs()
         self._phases: deque[PhaseEvent] = deque(maxlen=MOST_LINES)
@@ -226,6 +233,8 @@ class LiveChecks:
             case "run":
                 return self._run(record, msgspec.convert(payload, RunPayload))
             case "metrics":
+                if self._is_one_of_many(record) and not self._is_heard(payload):
+                    return False
                 return self._metrics(record, msgspec.convert(_numbers_only(payload), MetricsPayload))
             case "samples":
                 return self._take_samples(record, msgspec.convert(payload, SamplesPayload))
@@ -261,6 +270,25 @@ class LiveChecks:
         )
         return True
 
+    def _is_one_of_many(self, record: Record) -> bool:
+        """Its source has no series of its own; the first ones get one."""
+        name = record.source.name
+        slot = self._slots.get(name)
+        if slot is None:
+            room = len(self._slots) < (MOST_FIRST if record.source.rank == 0 else MOST_SOURCES)
+            if not room:
+                return True
+            self._slots[name] = len(self._slots)
+        return False
+
+    def _is_heard(self, payload: Mapping[str, Any]) -> bool:
+        """One of many ranks may tell a fault, and not many have told of this step."""
+        if not _may_tell(payload, self._thresholds):
+            return False
+        step, told = payload.get("step"), self._alike
+        self._alike = (step, told[1] + 1 if told[0] == step else 1)
+        return self._alike[1] <= MOST_ALIKE
+
     def _metrics(self, record: Record, metrics: MetricsPayload) -> bool:
         values = {
             name: value
@@ -292,7 +320,7 @@ class LiveChecks:
             time=record.wall,
         )
         on_policy = not metrics.step_in_rollout
-        slot = self._slots.setdefault(record.source.name, min(len(self._slots), MOST_SOURCES))
+        slot = self._slots.get(record.source.name, MOST_FIRST)
         series = self._series.setdefault((axis, on_policy, slot), ThinSeries())
         notable = _is_notable(row, on_policy, self._thresholds)
         series.append(row, notable=notable)
@@ -476,6 +504,21 @@ def _numbers_only(payload: Mapping[str, Any]) -> dict[str, Any]:
         return dict(payload)
     numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {**payload, "values": numbers}
+
+
+def _may_tell(payload: Mapping[str, Any], t: Thresholds) -> bool:
+    """Values of one of many ranks are, or may become, the evidence of a verdict. Quick: it is asked for all of them."""
+    values = payload.get("values")
+    if not isinstance(values, dict):
+        return True
+    try:
+        whole = math.isfinite(sum(values.values()))
+    except (TypeError, OverflowError):
+        return True
+    if not whole or values.get("train/grad_norm") == 0 or values.get(GAP, 0.0) > t.gap_warn:
+        return True
+    moved = abs(values.get("train/ppo_kl", 0.0)) > t.kl_tolerance or values.get("train/pg_clipfrac", 0.0) > 0
+    return moved and not payload.get("step_in_rollout")
 
 
 def _is_notable(row: MetricRow, on_policy: bool, t: Thresholds) -> bool:

@@ -74,6 +74,10 @@ class _Ranks:
     bad: int = 0
     dirty: bool = False
 
+    def takes(self, rank: int) -> bool:
+        """The rank has no curve of its own."""
+        return self.folded and rank not in self.own
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -141,6 +145,17 @@ class MetricCells:
                 seen = self._ranks.get(name if rename is None else rename.ours)
                 if seen is not None:
                     self._see(seen, who, step, value if rename is None else ours)
+            elif (
+                rename is None and (seen := self._ranks.get(name)) is not None and seen.folded and rank not in seen.own
+            ):
+                # What most values of a fleet are: nothing but a number more in a spread.
+                spread = seen.steps.get(step)
+                if spread is None or not isfinite(value):
+                    self._see(seen, who, step, value)
+                else:
+                    spread.add(who, value)
+                    seen.dirty = True
+                continue
             elif rename is not None:
                 renamed[rename.ours] = ours = value * rename.scale
                 kept = self._of_rank(rename.ours, rank, who, step, ours, plan.ours_axis, rollout_id, now)

@@ -50,9 +50,15 @@ from rltop.protocol.messages import (
 )
 
 SNDHWM = 8
-INGEST_HWM = 10_000
+INGEST_HWM = 100
+"""Records of every producer: a thousand of them may send more than the daemon takes, and all that must fit into its
+memory. The rest waits at the producer (SNDHWM 1,000), where what is one too many is dropped and counted."""
+BACKLOG = 4_096
+"""Connections that may wait to be accepted: all ranks of a run come at one moment."""
 BURST = 128
 """Messages taken from one socket before everybody else gets a turn."""
+BURST_S = 0.01
+"""The same in time."""
 MAX_PENDING = 256
 """Requests of all clients that are being answered at once."""
 TICK_S = 1.0
@@ -157,6 +163,7 @@ class Server:
             socket.handshake_ivl = HEARTBEAT_MS
             if name == "ingest":
                 socket.rcvhwm = INGEST_HWM
+                socket.backlog = BACKLOG
             else:
                 socket.router_mandatory = True
                 socket.sndhwm = SNDHWM
@@ -207,17 +214,19 @@ class Server:
     # ---------------------------------------------------------------- receiving
 
     async def _ingest(self, socket: zmq.asyncio.Socket) -> None:
-        burst = 0
+        # Waiting through asyncio costs more than a record does: what else is there is taken without it.
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         while True:
-            frames = await socket.recv_multipart()
-            try:
-                self.take(frames)
-            except Exception as error:  # a bug of ours must not cost the run its monitor
-                self._backend.trouble("ingest", error)
-            burst += 1
-            if burst >= BURST:  # a ready socket never yields to the loop by itself
-                burst = 0
-                await asyncio.sleep(0)
+            frames: list[bytes] | None = await socket.recv_multipart()
+            until, left = self._clock() + BURST_S, BURST
+            while frames is not None:
+                try:
+                    self.take(frames)
+                except Exception as error:  # a bug of ours must not cost the run its monitor
+                    self._backend.trouble("ingest", error)
+                left -= 1
+                frames = _now(plain) if left and self._clock() < until else None
+            await asyncio.sleep(0)  # a ready socket never yields to the loop by itself
 
     def take(self, frames: Sequence[bytes], key: str = "") -> None:
         """Take what came in as a record. key: name of the producer's key, "" on the unix socket."""
@@ -410,3 +419,11 @@ class Server:
                 continue
             for session in self._sessions:
                 self._send(session.ident, "tick", tick)
+
+
+def _now(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """The next message, if there is one."""
+    try:
+        return socket.recv_multipart(flags=zmq.NOBLOCK)
+    except zmq.Again:
+        return None

@@ -9,6 +9,7 @@ import pytest
 from rltop.daemon.ingest import Ingest
 from rltop.daemon.live_checks import LiveChecks
 from rltop.daemon.metric_cells import OPEN_STEPS, OWN_RANKS
+from rltop.daemon.source_cells import MOST_HOSTS, MOST_SHOWN
 from rltop.evidence.metric_names import Names, parse
 from rltop.protocol.messages import Record
 from tests.daemon.fakes import Trainer
@@ -162,3 +163,70 @@ def test_a_new_start_forgets_the_open_steps(house: House) -> None:
         house.ingest.take(trainer.metrics(3, {"m": 2.0}))
     house.ingest.tick()
     assert (house.state("ranks/m")["step"], house.state("ranks/m")["late"]) == (3, 0)
+
+
+# ---------------------------------------------------------------- sources
+
+
+def fleet_of(house: House, count: int) -> list[Trainer]:
+    fleet = [Trainer(rank=rank, host=f"node{rank // 8}", pid=100 + rank) for rank in range(count)]
+    for trainer in fleet:
+        house.ingest.take(trainer.metrics(1, {"m": 1.0}))
+    house.ingest.tick()
+    return fleet
+
+
+def test_a_fleet_has_one_cell_for_its_role_and_few_of_its_own(house: House) -> None:
+    fleet_of(house, 1024)
+    cell = house.state("sources/trainer")
+    assert (cell["count"], cell["records"], cell["lost"], cell["hosts"]) == (1024, 1024, 0, 128)
+    assert len(cell["by_host"]) == MOST_HOSTS
+    assert len(house.core.table.keys("source/")) == MOST_SHOWN
+    assert house.state("source/trainer/0") is not None
+    assert set(house.ingest.ages()) == {f"trainer/{rank}" for rank in range(MOST_SHOWN)} | {"trainer/*"}
+
+
+def test_who_loses_records_is_shown_and_its_host_comes_first(house: House) -> None:
+    fleet = fleet_of(house, 1024)
+    house.core.time += 60
+    for trainer in fleet:
+        if trainer.source.rank != 999:
+            house.ingest.take(trainer.metrics(2, {"m": 1.0}))
+    house.ingest.take(fleet[900].record("metrics", {"values": {"m": 1.0}, "step": 3}, skip=4))
+    house.ingest.tick()
+    cell = house.state("sources/trainer")
+    assert (cell["lost"], cell["troubled"], cell["oldest"]) == (4, 1, "trainer/999")
+    assert next(iter(cell["by_host"])) == "node112"
+    assert house.state("source/trainer/900")["lost"] == 4
+    (event,) = house.core.events("loss")
+    assert event["source"] == "trainer/900"
+
+
+def test_a_fleet_that_reports_on_to_a_new_daemon_lost_nothing(house: House) -> None:
+    fleet = fleet_of(house, 1024)
+    again = House()
+    for key in house.core.table.keys(""):
+        again.core.table.set(key, house.state(key))
+    again.ingest.restore()
+    for trainer in fleet:
+        again.ingest.take(trainer.metrics(2, {"m": 1.0}))
+    again.ingest.tick()
+    cell = again.state("sources/trainer")
+    assert (cell["count"], cell["lost"]) == (1024, 0)
+
+
+def test_few_sources_keep_a_cell_each_and_none_for_the_role(house: House) -> None:
+    fleet_of(house, MOST_SHOWN)
+    assert len(house.core.table.keys("source/")) == MOST_SHOWN
+    assert house.core.table.keys("sources/") == []
+
+
+def test_of_a_thousand_ranks_the_checks_hear_the_one_that_tells_a_fault(house: House) -> None:
+    checks = LiveChecks()
+    for step in range(3):
+        for rank in range(300):
+            value = nan if (rank, step) == (299, 2) else 0.5
+            checks.feed(house.ingest.take(Trainer(rank=rank).metrics(step, {"train/grad_norm": value})))
+    assert len(checks.observations().metrics) == 3 * 16 + 1
+    (verdict,) = [v for v in checks.report().verdicts if v.id == "train.nan"]
+    assert (verdict.status, verdict.step) == ("fail", 2)

@@ -28,10 +28,10 @@ class RunFactsView(Struct):
 
     def uses(self, key: str) -> bool:
         mine = ("run", "previous", "weights", "trainer", "ingest", "cluster", "gpus")
-        return key in mine or key.startswith(("source/", "log/", "op/", "metric/perf/"))
+        return key in mine or key.startswith(("source/", "sources/", "log/", "op/", "metric/perf/"))
 
     def badge(self, frame: Frame) -> Row:
-        lost = sum(_losses(value) for _, value in under(frame.state, "source/"))
+        lost = sum(_losses(value) for value in _counted(frame))
         return ((f"{frame.glyphs.warn}{lost}", "warn"),) if lost else ()
 
     def summary(self, frame: Frame) -> Row:
@@ -178,8 +178,26 @@ def _ingest(frame: Frame) -> Iterator[_Fact]:
         yield "ingest over TCP", text, "warn" if refused else "text"
 
 
+def _counted(frame: Frame) -> list[Mapping[str, Any]]:
+    """Cells that account for every source once: of a fleet those of its roles."""
+    folded = [value for _, value in under(frame.state, "sources/")]
+    return folded or [value for _, value in under(frame.state, "source/")]
+
+
 def _sources(frame: Frame) -> Iterator[_Fact]:
+    """Of a fleet one fact for each role, and beside it the sources that lose something."""
+    fleet = list(under(frame.state, "sources/"))
+    for role, cell in fleet:
+        lost, oldest = _losses(cell), cell.get("oldest_last")
+        text = f"{plain(cell.get('count'))} on {plain(cell.get('hosts'))} hosts, {plain(cell.get('records'))} records"
+        text += f", {lost} lost by {plain(cell.get('troubled'))} of them" if lost else ", none lost"
+        text += f", {cell.get('left')} said goodbye" if cell.get("left") else ""
+        since = frame.since(float(oldest)) if isinstance(oldest, int | float) else None
+        text += f", the quietest {plain(cell.get('oldest'))}: {age(since)} ago" if since is not None else ""
+        yield f"sources {role}", text, "warn" if lost else "text"
     for name, source in under(frame.state, "source/"):
+        if fleet and not _losses(source):
+            continue
         last = source.get("last")
         since = frame.since(float(last)) if isinstance(last, int | float) else None
         lost = _losses(source)
