@@ -395,6 +395,33 @@ def get(
 
 
 @app.command()
+def export(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN|ssh://…]", help="Default: the newest living run.")] = None,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="csv, parquet, tensorboard.")] = "csv",
+    what: Annotated[
+        str, typer.Option("--what", metavar="TABLE,…", help="series, events, checks (every change of a verdict).")
+    ] = "series",
+    name: Annotated[
+        list[str] | None, typer.Option("--name", metavar="METRIC", help="Only these; * and ? stand for anything.")
+    ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="One row per step, one column per metric.")] = False,
+    attempts: Annotated[bool, typer.Option("--attempts", help="What a restart went over again, too.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE|DIR", help="Default: stdout.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    remote_rltop: RemoteRltop = "rltop",
+    via: Via = None,
+) -> int:
+    """A run's curves, events and verdicts as files for other programs; living or dead, here or behind ssh."""
+    from rltop.cli.connect import Place
+    from rltop.cli.export import Query
+    from rltop.cli.export import export as run_export
+
+    words = tuple(dict.fromkeys(word for word in (part.strip() for part in what.split(",")) if word))
+    query = Query(to, words or ("series",), tuple(name or ()), wide, attempts, output, force)
+    return run_export(Place(run, remote_rltop=remote_rltop, via=via), query)
+
+
+@app.command()
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders or files that a run left.")],
     as_json: Json = False,
