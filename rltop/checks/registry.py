@@ -133,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "logprob.ref-equal",
         logprob_ref.check,
-        ("rollout/log_probs", "rollout/ref_log_probs", "train/kl_loss", "train/loss"),
+        ("rollout/log_probs", "rollout/ref_log_probs", "train/kl_loss", "train/loss", logprob_ref.TOKENS),
     ),
     Rule("logprob.magnitude", logprob_magnitude.check, _MAGNITUDE),
     Rule(

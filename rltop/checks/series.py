@@ -83,10 +83,14 @@ def _points(obs: Observations, name: str, axis: Axis) -> tuple[Point, ...]:
 
 def bad_points_of_all_ranks(obs: Observations, name: str, axis: Axis = "train") -> tuple[Point, ...]:
     """NaN and infinite points of a metric in the order of events, from every rank that reports it."""
+    bad = (point for point in points_of_all_ranks(obs, name, axis) if not math.isfinite(point.value))
+    return tuple(sorted(bad, key=lambda point: (point.order, point.rank or 0, not math.isnan(point.value))))
+
+
+def points_of_all_ranks(obs: Observations, name: str, axis: Axis = "train") -> tuple[Point, ...]:
+    """All points of a metric from every rank that reports it, in no order."""
     per_rollout = steps_per_rollout(obs)
-    bad = (row for row in _rows_with(obs, name, axis) if not math.isfinite(row.values[name]))
-    found = [_point(row, name, per_rollout) for row in bad]
-    return tuple(sorted(found, key=lambda point: (point.order, point.rank or 0, not math.isnan(point.value))))
+    return tuple(_point(row, name, per_rollout) for row in _rows_with(obs, name, axis))
 
 
 def _rows_with(obs: Observations, name: str, axis: Axis) -> Sequence[MetricRow]:

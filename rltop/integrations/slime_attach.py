@@ -189,6 +189,12 @@ class Attachment:
         """The RolloutManager says goodbye (slime ends)."""
         if self._run_told:
             self.send("rollout", 0, "bye", reason)
+        self.settle()  # Ray ends this process as soon as the driver is gone
+
+    def settle(self) -> None:
+        """Hand over what is queued, for a second at most. Nothing is reported after it."""
+        for outbox in self._outboxes.values():
+            outbox.close()
 
     @guarded
     def trainer_up(self, role: Any, start_rollout_id: Any) -> None:

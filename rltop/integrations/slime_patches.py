@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -126,6 +127,8 @@ def scoped(function: Any, a: Attachment) -> Around:
 
 def rollout_metrics(function: Any, a: Attachment) -> Around:
     rollout_id, settings, samples = (picker(function, name) for name in ("rollout_id", "args", "samples"))
+    path = os.environ.get("RLTOP_SLIME_OVERRIDES")
+    overrides = None if not path else _overrides(path, a)
 
     def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rollout, given = rollout_id(args, kwargs), settings(args, kwargs)
@@ -136,8 +139,16 @@ def rollout_metrics(function: Any, a: Attachment) -> Around:
             return original(*args, **kwargs)
         finally:
             a.leave_scope(before)
+            if overrides is not None:
+                overrides.look()
 
     return around
+
+
+def _overrides(path: str, a: Attachment) -> Any:
+    from rltop.integrations.slime_overrides import Overrides
+
+    return Overrides(path, a)
 
 
 def _rollout_phase(function: Any, a: Attachment) -> Around:

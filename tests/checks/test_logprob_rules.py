@@ -32,6 +32,12 @@ def tokens(actor: list[float], reference: list[float]) -> Sample:
     return sample(log_probs=actor, ref_log_probs=reference)
 
 
+def ranks(*gaps: float) -> list[MetricRow]:
+    """What trainer ranks measured over all their tokens of rollout 0."""
+    name = "rollout/token_gap/actor_ref/mean"
+    return [MetricRow("rollout", 0, {name: gap}, rollout_id=0, rank=rank) for rank, gap in enumerate(gaps)]
+
+
 @pytest.mark.parametrize(
     ("observations", "status", "words"),
     [
@@ -45,6 +51,10 @@ def tokens(actor: list[float], reference: list[float]) -> Sample:
         (obs(*start(-0.3, -0.3), tokens([-0.1, -0.5], [-0.1, -0.5])), "pass", "equal"),
         # the means agree, the tokens do not
         (obs(*start(-0.3, -0.3), tokens([-0.1, -0.5], [-0.2, -0.4])), "fail", "per token"),
+        # every rank compared its own tokens: the worst of them counts
+        (obs(*start(-0.3, -0.3), *ranks(0.0, 0.0)), "pass", "equal"),
+        (obs(*start(-0.3, -0.3), *ranks(0.0, 0.01)), "fail", "per token"),
+        (obs(*start(-0.3, -0.3), *ranks(1e-4, 0.0)), "warn", "not deterministic"),
         (obs(*start(-0.3, -0.31), flags={"context_parallel_size": 2}), "fail", "context parallelism"),
         (obs(*start(-0.3127, -0.3157, kl=3e-4), flags={"use_rollout_routing_replay": True}), "info", "replays"),
         (obs(*start(-0.3, -0.32), flags={"use_rollout_routing_replay": True}), "fail", "other weights"),

@@ -21,11 +21,13 @@ from rltop.checks.facts import (
 from rltop.checks.observe import Observations
 from rltop.checks.phrase import jnum, missing, num, of_points, of_samples
 from rltop.checks.samples import pooled
-from rltop.checks.series import Point, points, segment_ids, start_of
+from rltop.checks.series import Point, points, points_of_all_ranks, segment_ids, start_of
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Status, Verdict
 
 ID = "logprob.ref-equal"
+TOKENS = "rollout/token_gap/actor_ref/mean"
+"""Mean |log_prob - ref_log_prob| over all tokens of one trainer rank."""
 _READABLE = {
     "mean": "|mean log_probs - mean ref_log_probs|",
     "token": "mean |log_prob - ref_log_prob| per token",
@@ -77,12 +79,20 @@ def _measures(obs: Observations, segment: int) -> list[_Measure]:
         found.append(_Measure("mean", abs(actor.value - reference.value), of_points((actor, reference))))
     samples = [s for s in obs.samples if s.segment == segment and s.rollout_id == 0 and s.ref_gap is not None]
     gap = pooled([sample.ref_gap for sample in samples if sample.ref_gap is not None])
-    if gap and not routing_replay(obs):  # replayed routes move single tokens further than the bound on the means
+    if (rank := _worst_rank(obs, segment)) and not routing_replay(obs):
+        found.append(_Measure("token", rank.value, of_points((rank,))))
+    elif gap and not routing_replay(obs):  # replayed routes move single tokens further than the bound on the means
         worst = max(samples, key=lambda s: (s.ref_gap.mean if s.ref_gap else 0.0, -s.index))
         found.append(_Measure("token", gap.mean, of_samples([worst])))
     if kl := _first(points(obs, "train/kl_loss"), segment):
         found.append(_Measure("kl", abs(kl.value), of_points((kl,))))
     return [measure for measure in found if math.isfinite(measure.value)]
+
+
+def _worst_rank(obs: Observations, segment: int) -> Point | None:
+    """Of the trainer ranks that compared all their tokens of rollout 0 (`rltop.integrations`), the worst."""
+    seen = (p for p in points_of_all_ranks(obs, TOKENS, "rollout") if p.segment == segment and p.step == 0)
+    return max((p for p in seen if math.isfinite(p.value)), key=lambda p: p.value, default=None)
 
 
 def _first(series: tuple[Point, ...], segment: int) -> Point | None:
