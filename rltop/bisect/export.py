@@ -46,6 +46,8 @@ class Evidence:
     """Crashes with everything on that were no trials, the hunted one first: minutes of service. None: unknown."""
     env: Mapping[str, str] = field(default_factory=dict)
     pins: Sequence[str] = ()
+    values: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Feature -> its value where it is on, and where it is off."""
     log: Sequence[str] = ()
     """The lines around the first fault."""
     missing: Sequence[str] = ()
@@ -139,6 +141,10 @@ def _combinations(story: Story, evidence: Evidence) -> Iterator[str]:
         shown = f"**{crashes}**" if crashes else "0"
         yield f"| {' | '.join(states)} | {shown} | {len(trials)} | {minutes_text(exposed)} |"
     yield ""
+    odd = [(name, pair) for name, pair in evidence.values.items() if pair not in (("on", "off"), ("", ""))]
+    if odd:
+        words = [f"{name} on: {on}" + (f", off: {off}" if off != "off" else "") for name, (on, off) in odd]
+        yield f"{_line('; '.join(words))}."
     yield "The engine's own start and the time until it was ready are not counted as time under traffic."
     yield ""
 
@@ -290,7 +296,9 @@ def _environment(story: Story, evidence: Evidence) -> Iterator[str]:
         yield f"- {_line(name)} {_line(version)}"
     if not evidence.versions:
         yield "- not known"
-    remarks = list(dict.fromkeys([*story.notes, *evidence.missing]))
+    # How to look at this machine's core dump is of no use elsewhere.
+    notes = [note.partition("; where there is one: ")[0] for note in story.notes]
+    remarks = list(dict.fromkeys([*notes, *evidence.missing]))
     yield from ["", "## Remarks", "", *(f"- {_line(note)}" for note in remarks)] if remarks else []
     yield ""
 

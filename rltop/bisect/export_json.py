@@ -61,6 +61,7 @@ def as_json(story: Story, evidence: Evidence) -> dict[str, Any]:
         "smallest_on": list(evidence.smallest_on),
         "env": dict(evidence.env),
         "pins": list(evidence.pins),
+        "values": {name: {"on": on, "off": off} for name, (on, off) in evidence.values.items()},
         "log": list(evidence.log),
         "notes": [*story.notes, *evidence.missing],
     }

@@ -292,8 +292,11 @@ class Story:
         return found
 
     def uncounted(self) -> str:
-        """`2 not counted: 1 lost (no port was free), 1 another crash (oom/serve/1a2b3c)`; empty: all count."""
-        rows = [trial for trial in self.trials if not trial.counts and not trial.runs]
+        """`2 not counted: 1 lost (no port was free), 1 another crash (oom/serve/1a2b3c)`; empty: all count.
+
+        Those that were ended before they began tell nothing: they are only in the list.
+        """
+        rows = [trial for trial in self.trials if not trial.counts and trial.outcome not in ("running", "aborted")]
         if not rows:
             return ""
         told: dict[str, int] = {}

@@ -89,6 +89,7 @@ def gathered(place: Place, found: Found) -> tuple[Story, Evidence]:
         crashes_min=_crashes(record),
         env=scrub.environment(record.ground.config.env) if record is not None else {},
         pins=[scrub.text(pin) for pin in _pins(record)],
+        values=_values(record, scrub),
         log=[scrub.text(line) for line in excerpt(files.get("log", b""), crash.get("crash") or {})],
         missing=[scrub.text(text) for text in missing],
     )
@@ -170,6 +171,14 @@ def _pins(record: Record | None) -> list[str]:
     from rltop.engines.pins import shared
 
     return [] if record is None else shared(record.ground.pins, record.ground.toggles)
+
+
+def _values(record: Record | None, scrub: Scrub) -> dict[str, tuple[str, str]]:
+    """What `on` and `off` stand for; a draft model may be a path."""
+    if record is None:
+        return {}
+    ground = record.ground
+    return {name: (scrub.text(ground.on.get(name, "")), ground.off.get(name, "off")) for name in ground.toggles}
 
 
 # ---------------------------------------------------------------------- files of the run

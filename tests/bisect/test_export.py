@@ -104,6 +104,20 @@ def test_the_kernel_has_its_line_and_the_exception_and_extra_runs_are_no_trials(
     ]
 
 
+def test_what_on_and_off_stand_for_is_said() -> None:
+    values = {"cuda_graph": ("on", "off"), "attention_backend": ("fa3", "triton"), "speculative": ("NGRAM", "off")}
+    told = page(found(), Evidence(values=values))
+    assert "attention_backend on: fa3, off: triton; speculative on: NGRAM." in told
+    assert as_json(story(found()), Evidence(values=values))["values"]["attention_backend"]["off"] == "triton"
+
+
+def test_a_command_for_this_machine_is_no_remark() -> None:
+    notes = [f"there is no cuda-gdb here; where there is one: cuda-gdb -ex 'target cudacore PATH/{n}'" for n in "ab"]
+    told = page(found(notes=notes))
+    assert told.count("- there is no cuda-gdb here\n") == 1
+    assert "target cudacore" not in told
+
+
 def test_crashes_of_another_kind_are_counted_apart() -> None:
     rows = [*found()["trials"], trial(4, [], "crashed", 1.0, counts=False, fingerprint="oom/serve/1")]
     told = page(found(trials=rows))

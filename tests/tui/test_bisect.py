@@ -91,6 +91,7 @@ async def test_evidence_of_a_trial() -> None:
     ("cell", "words"),
     [
         (stories.running(state="paused"), "paused: no traffic, its engines stay reserved"),
+        (stories.running(state="paused"), "5 1    ‖ paused "),
         (stories.found(), "✓ bisection 3: found: cuda_graph x speculative (97%)"),
         (stories.ended("none", "it crashes with all of them off"), "none of these toggles"),
         (

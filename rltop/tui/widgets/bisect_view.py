@@ -83,8 +83,9 @@ class Matrix(Struct):
     def rows(self, story: Story, frame: Frame, width: int, height: int, *, focused: bool) -> list[Row]:
         """At most `height` rows, the first one the head."""
         gap = " " if _FIXED + 2 * len(story.toggles) + 1 <= width else ""
-        letters = gap.join(letter(at) for at in range(len(story.toggles)))
-        head: Row = ((f"{'#':>4} eng  {'outcome':<10} {'time':>7} {'age':>3} ", "faint"), (letters, "accent"))
+        likely = [story.involved.get(name, 0.0) >= 0.5 for name in story.toggles]
+        letters = [((gap if at else "") + letter(at), "warn+b" if one else "accent") for at, one in enumerate(likely)]
+        head: Row = ((f"{'#':>4} eng  {'outcome':<10} {'time':>7} {'age':>3} ", "faint"), *letters)
         if not story.trials:
             return [head, ((" no trial yet", "dim"),)][:height]
 
@@ -102,6 +103,8 @@ def _keys(story: Story) -> list[str]:
 def _trial_row(trial: TrialStory, story: Story, frame: Frame, gap: str) -> Row:
     glyphs = frame.glyphs
     words, style = outcome_cell(trial, glyphs)
+    if trial.runs and story.state == "paused":
+        words, style = f"{glyphs.paused} paused", "warn"
     since = frame.since(trial.ended if trial.ended is not None else trial.started)
     exposure = minutes_text(trial.minutes).replace(" min", "m").replace(" s", "s").replace(" h", "h")
     row: list[Span] = [
