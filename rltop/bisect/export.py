@@ -133,7 +133,7 @@ def _combinations(story: Story, evidence: Evidence) -> Iterator[str]:
     if evidence.crashes_min:
         count, known = len(evidence.crashes_min), [one for one in evidence.crashes_min if one is not None]
         served = minutes_text(sum(known)) if len(known) == count else "not known"
-        yield f"| {' | '.join(['on'] * len(story.toggles))} | **{count}** | no trial: as it ran before | {served} |"
+        yield f"| {' | '.join(['on'] * len(story.toggles))} | **{count}** | no trial: in service | {served} |"
     for on, trials in sorted(arms.items(), key=lambda item: (-_crashes(item[1]), len(item[0]), sorted(item[0]))):
         states = ["on" if name in on else "**off**" for name in story.toggles]
         exposed = sum(trial.minutes for trial in trials)

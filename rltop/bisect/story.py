@@ -150,11 +150,14 @@ class ExtraRun:
     ended: float | None
     log: str
     note: str
+    limit_min: float | None = None
+    """It is ended after so many minutes."""
 
     def words(self) -> str:
         """In a line."""
         told = f"engine {self.engine}: {self.why}"
-        state = "running" if self.outcome == "running" else f"{self.outcome} after {minutes_text(self.minutes)}"
+        most = f" for at most {minutes_text(self.limit_min)}" if self.limit_min is not None else ""
+        state = f"running{most}" if self.outcome == "running" else f"{self.outcome} after {minutes_text(self.minutes)}"
         return f"{told}: {state}" + (f" ({self.note})" if self.note else "")
 
 

@@ -156,6 +156,7 @@ def _extra(value: Mapping[str, Any]) -> ExtraRun:
         ended=_number(value.get("ended")),
         log=_text(value.get("log")),
         note=_text(value.get("note")),
+        limit_min=_number(value.get("limit_min")),
     )
 
 

@@ -159,11 +159,12 @@ def _on(row: TrialRow) -> tuple[str, ...]:
 
 
 def _crashes(record: Record | None) -> list[float | None]:
-    """The hunted one and those of its kind before it, in minutes of service."""
+    """The hunted one, those of its kind before it, and those of engines that served on, in minutes of service."""
     if record is None:
         return []
     scale, first = record.time_scale, record.crash.minutes
-    return [None if first is None else first * scale, *(minutes * scale for _, minutes in record.earlier)]
+    others = [*(minutes for _, minutes in record.earlier), *(one.minutes for one in record.outside)]
+    return [None if first is None else first * scale, *(minutes * scale for minutes in others)]
 
 
 def _pins(record: Record | None) -> list[str]:

@@ -57,7 +57,7 @@ def test_a_maintainer_finds_what_crashes_how_sure_it_is_and_what_to_type() -> No
     assert "| 1 | **off** | on | on | on | quiet | 30 min |  |" in told
     assert "| cuda_graph x speculative | 71.0% |" in told
     assert "none of these | 0.4" not in told, "what is hardly believed is left out"
-    assert "| on | on | on | on | **2** | no trial: as it ran before | not known |" in told
+    assert "| on | on | on | on | **2** | no trial: in service | not known |" in told
     assert "**speculative off** (trial 2, 28 min under traffic)\n\n- SGLang, leave out: `--speculative-algo" in told
     assert "- slime, leave out: `--sglang-speculative-algorithm NGRAM`" in told
     assert "- SGLang, add: `--disable-cuda-graph`\n- slime, add: `--sglang-disable-cuda-graph`\n" in told

@@ -127,10 +127,10 @@ async def test_every_state_has_its_words(cell: dict[str, Any], words: str) -> No
 async def test_until_the_engines_are_back_it_can_be_cut_short_and_no_other_begins() -> None:
     late = {"verdict": stories.found()["verdict"], "state": "found", "kernel": None}
     stage = {"kernel_stage": "cuda-gdb reads the core dump of trial 2"}
-    runs = {"kernel_runs": [{"engine": "1", "why": "once more", "outcome": "running"}]}
+    runs = {"kernel_runs": [{"engine": "1", "why": "once more", "outcome": "running", "limit_min": 40}]}
     async with board(cell=stories.running(**late, **stage, **runs), control=True) as made:
-        assert "looked for: cuda-gdb reads the core dump of trial 2" in made.text
-        assert "no trial  for the kernel, engine 1: once more: running" in made.text
+        assert "kernel    cuda-gdb reads the core dump of trial 2" in made.text
+        assert "no trial  for the kernel, engine 1: once more: running for at most 40 min" in made.text
         assert "x stop" in made.footer
         assert "s start" not in made.footer
         assert "it has its result" in await made.press("p")

@@ -280,7 +280,7 @@ def _kernel(story: Story) -> Iterator[tuple[str, str, str]]:
     if story.kernel is not None:
         yield "kernel", story.kernel.words(), "text"
     if story.kernel_stage and story.phase:
-        yield "kernel", f"looked for: {story.kernel_stage}", "accent"
+        yield "kernel", story.kernel_stage, "accent"
     for one in story.kernel_runs:
         yield "no trial", f"for the kernel, {one.words()}", "text"
 
