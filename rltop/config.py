@@ -254,6 +254,9 @@ def _wrong(key: str, value: Any) -> str | None:
         case "drain_s" | "start_s":
             right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
             return None if right else "a number of seconds above 0"
+        case "host":
+            right = isinstance(value, str) and value != "" and not set(value) & set("[]/ ")
+            return None if right else "an address or a name of this machine, without a port or brackets"
         case "router":
             return None if isinstance(value, str) and _is_address(value) else 'a string "HOST:PORT"'
         case "weights_dir":

@@ -88,9 +88,8 @@ class Bisections:
         fleet, run_dir = self._engines.fleet, self._engines.run_dir
         if fleet.ab() is not None:
             return Rejected("busy", "an A/B comparison is running on these engines", "rltop engine ab-end ends it")
-        if (slime := self._engines.slime) is not None and slime.attached():
-            why = "slime trains against these engines: its next weight update would meet one on trial"
-            return Rejected("bad-args", why, "end slime's run first; its engines and their crash stay")
+        if (in_use := self._in_use()) is not None:
+            return in_use
         options = self._engines.options
         try:
             record, steps = bisect_start.plan(
@@ -116,6 +115,8 @@ class Bisections:
 
     def _plan_again(self, command: Command) -> Plan | Rejected:
         """One that was cut off when its run went down goes on."""
+        if (in_use := self._in_use()) is not None:
+            return in_use
         from rltop.daemon import bisect_again
         from rltop.daemon.bisect_crashes import Refused
         from rltop.daemon.bisect_record import Records
@@ -133,6 +134,13 @@ class Bisections:
             return await self._follow(record.id, stage)
 
         return Plan(steps, work, record.engines, {**command.args, "id": record.id})
+
+    def _in_use(self) -> Rejected | None:
+        """Why the engines cannot be put on trial as long as a slime run is there."""
+        if (slime := self._engines.slime) is None or not slime.attached():
+            return None
+        why = "slime trains against these engines: its next weight update would meet one on trial"
+        return Rejected("bad-args", why, "end slime's run first; its engines and their crash stay")
 
     def _plan_other(self, command: Command, who: str, runner: Runner) -> Plan | Rejected:
         name, paused = f"bisection {runner.record.id}", runner.record.state == "paused"

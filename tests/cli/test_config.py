@@ -95,6 +95,7 @@ def test_engines_alone_and_how_they_are_kept() -> None:
         ("[engines]\nmodel_path = 'm'\nweights_dir = '/w'\n", "up.toml:3", "weights_dir without trainer"),
         ("[engines]\nmodel_path = 'm'\nweights_dir = 'w'\n", "up.toml:3", "weights_dir must be the whole path"),
         ("[engines]\nmodel_path = 'm'\nrouter = '10.0.0.1'\n", "up.toml:3", 'router must be a string "HOST:PORT"'),
+        ("[engines]\nmodel_path = 'm'\nhost = '[::1]'\n", "up.toml:3", "host must be an address or a name"),
         ("[engines]\ntrainer = 'slime'\n", "up.toml", "there is no trainer to start"),
         ("[trainer]\nlr = 1\n[engines]\ntrainer = 'slime'\n", "up.toml:4", "trainer is for a run without [trainer]"),
         (

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from rltop.daemon.engines import EngineOptions
+from rltop.daemon.bisect import Bisections
+from rltop.daemon.engines import EngineOptions, Engines
 from rltop.daemon.slime_trainer import APART_S, FRESH_S, WRITING_S, SlimeOptions, SlimeTrainer
 from rltop.engines.requests import Refused, Required, Restart, SetToggles, Start, Stop
+from rltop.protocol.messages import Command, Rejected
+from tests.daemon.fake_fleet import make_fake
+from tests.daemon.fakes import FakeCore
 from tests.engines.fake_slime_router import fake_slime_router
 from tests.engines.test_kept_weights import version
 
@@ -258,6 +262,23 @@ def test_the_next_engine_leaves_when_the_one_before_is_back_in_the_router(tmp_pa
         assert fake.asked == [f"DELETE {first}", f"POST {first}", f"DELETE {second}"]
         rolls = rig.slime.warnings(Restart(targets=("0", "1")), ("0", "1"))
         assert rolls == []
+
+
+@pytest.mark.parametrize("name", ["bisect-start", "bisect-resume"])
+def test_no_engine_goes_on_trial_while_slime_uses_it(tmp_path: Path, name: str) -> None:
+    with fake_slime_router() as fake:
+        table = {"trainer": "slime", "model_path": "/m", "count": 1, "port": 30000, "router": fake.address}
+        options = EngineOptions.of({"engines": table})
+        core = FakeCore()
+        engines = Engines(core, options, run_dir=tmp_path, trainer_lives=lambda: False, make=make_fake())
+        bisections = Bisections(core, engines)
+        assert engines.slime is not None
+
+        fake.add({"url": f"http://{ADDRESSES[0]}", "worker_type": "regular"})
+        asyncio.run(engines.slime.turn())
+        answer = bisections.plan(Command(name, "", {}), "ana")
+        assert isinstance(answer, Rejected)
+        assert answer.why.startswith("slime trains against these engines")
 
 
 def test_a_disk_that_is_not_there_is_told_once(tmp_path: Path) -> None:
