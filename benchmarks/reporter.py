@@ -19,10 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import zmq
 
 from rltop import keys
+from rltop.integrations.outbox import Outbox
+from rltop.integrations.slime_attach import Attachment
+from rltop.integrations.slime_patches import patches
 from rltop.reporter import Reporter
 
 VALUES = {f"train/metric_{i}": 0.1 * i for i in range(20)}
@@ -42,12 +46,14 @@ class Cost:
         return text + (f"   {self.dropped} dropped" if self.dropped else "")
 
 
-def measure(call: Callable[[int], None], steps: int) -> Cost:
-    """Cost of one call, after `WARM_UP` others."""
+def measure(call: Callable[[int], None], steps: int, pause_s: float = 0.0) -> Cost:
+    """Cost of one call, after `WARM_UP` others. pause_s: between two calls, as between two optimizer steps."""
     for step in range(WARM_UP):
         call(step)
     times = []
     for step in range(WARM_UP, WARM_UP + steps):
+        if pause_s:
+            time.sleep(pause_s)
         began = time.perf_counter_ns()
         call(step)
         times.append((time.perf_counter_ns() - began) / 1000)
@@ -105,6 +111,40 @@ def _rltop(address: str, steps: int) -> Cost:
         return Cost(cost.median, cost.p99, reporter.dropped)
 
 
+def slime_rows(folder: Path, steps: int) -> Iterator[tuple[str, Cost]]:
+    """slime's `log(args, metrics, step_key)` as it is, and as a worker with rltop's setup hook has it.
+
+    The function itself does nothing here (no W&B, no TensorBoard), so the difference is what the wrapper costs.
+    """
+    for name, reads in (("not wrapped", None), ("wrapped, reading daemon", True), ("wrapped, stuck daemon", False)):
+        module = ModuleType("slime.observability.logging_utils")
+        exec("def log(args, metrics, step_key): pass", module.__dict__)
+        if reads is None:
+            yield f"slime's log(), {name}", _slime(module, steps)
+            continue
+        address = f"ipc://{folder}/slime-{name.split()[1]}.sock"
+        with listener(address, reads=reads):
+            attachment = Attachment(_outboxes(address), {"RLTOP_INGEST": address})
+            patches(attachment)[module.__name__](module)
+            cost = _slime(module, steps)
+            yield f"slime's log(), {name}", Cost(cost.median, cost.p99, attachment.dropped)
+            attachment.settle()
+
+
+def _outboxes(address: str) -> Callable[[str, int], Outbox]:
+    def reporter(role: str, rank: int) -> Reporter:
+        return Reporter(role=role, rank=rank, address=address)
+
+    return lambda role, rank: Outbox(role, rank, make=reporter)
+
+
+def _slime(module: ModuleType, steps: int) -> Cost:
+    def call(step: int) -> None:
+        module.log(None, VALUES | {"train/step": step}, step_key="train/step")
+
+    return measure(call, steps, pause_s=0.001)
+
+
 def tensorboard_row(folder: Path, steps: int) -> Cost | None:
     """`SummaryWriter.add_scalar` for each of the values; None: not installed."""
     if importlib.util.find_spec("tensorboard") is None or importlib.util.find_spec("torch") is None:
@@ -155,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours = []
         for label, cost in rltop_rows(folder, steps):
             ours.append(cost)
+            print(f"  {label:45} {cost}")
+        for label, cost in slime_rows(folder, steps):
             print(f"  {label:45} {cost}")
         others = [tensorboard_row(folder, steps), wandb_row(folder, steps)]
         for label, other in zip(("tensorboard SummaryWriter.add_scalar", "wandb offline run.log"), others, strict=True):

@@ -20,10 +20,14 @@ Patch = Callable[[ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a patch for each of some modules. `patches`: full name of a module -> what is done to it, once."""
+    """Runs a patch for each of some modules. `patches`: full name of a module -> what is done to it, once.
 
-    def __init__(self, patches: Mapping[str, Patch]) -> None:
+    tell: hears of one that failed; must not raise.
+    """
+
+    def __init__(self, patches: Mapping[str, Patch], tell: Callable[[str], None] = lambda text: None) -> None:
         self._patches = dict(patches)
+        self._tell = tell
         self.done: list[str] = []
         """Modules that were patched."""
         self.failed: dict[str, str] = {}
@@ -49,6 +53,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
             self.done.append(name)
         except Exception as error:
             self.failed[name] = f"{type(error).__name__}: {error}"
+            self._tell(f"{name} is not as it was known and is left alone: {self.failed[name]}")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -54,7 +54,7 @@ def _attached() -> Attachment | None:
         from rltop.integrations.slime_patches import patches
 
         attachment = Attachment()
-        AfterImport(patches(attachment)).install()
+        AfterImport(patches(attachment), lambda text: attachment.say("warn", text)).install()
         return attachment
     except Exception:  # a broken installation of rltop costs the reports, never the run
         return None

@@ -355,7 +355,7 @@ class Attachment:
             return
         outbox = self._outboxes.get((role, rank))
         if outbox is None:
-            outbox = self._outboxes[role, rank] = self._make(role, rank)
+            outbox = self._outboxes.setdefault((role, rank), self._make(role, rank))  # two threads get the same one
         outbox.put(method, *args, **kwargs)
 
     def _say_once(self, role: str, about: str, level: str, text: str) -> None:

@@ -23,11 +23,17 @@ from rltop.integrations.slime_attach import Attachment, Clock
 
 MARK = "__rltop_wrapped__"
 
+# The first of each is slime's layout since 2026-08-21, then back to 2025-11.
 LOGGING = ("slime.observability.logging_utils", "slime.utils.logging_utils", "slime.utils.tracking_utils")
-"""slime's logging module: since 2026-08-21, and where it was before."""
+"""slime's logging module."""
 _TIMER = ("slime.observability.timer", "slime.utils.timer")
-_ROLLOUT_METRICS = ("slime.observability.rollout_metrics",)
-_TRAIN_METRICS = ("slime.observability.train_metric_utils", "slime.backends.megatron_utils.data")
+_ROLLOUT_METRICS = {"slime.observability.rollout_metrics": "", "slime.ray.rollout": "_"}
+"""Module -> what its functions' names begin with."""
+_TRAIN_METRICS = (
+    "slime.observability.train_metric_utils",
+    "slime.backends.megatron_utils.data",
+    "slime.backends.training_utils.log_utils",
+)
 
 Around = Callable[..., Any]
 

@@ -60,12 +60,14 @@ def test_what_a_module_raises_passes_and_a_patch_that_fails_costs_only_itself(fo
     def broken(module: ModuleType) -> None:
         raise KeyError("no such function")
 
-    finder = AfterImport({"odd_a": _seven, "odd_b": broken, "odd_c": _seven})
+    told: list[str] = []
+    finder = AfterImport({"odd_a": _seven, "odd_b": broken, "odd_c": _seven}, told.append)
     finder.install()
     with pytest.raises(LookupError, match="mine"):
         importlib.import_module("odd_a")
     assert importlib.import_module("odd_b").value == 1
     assert finder.failed == {"odd_b": "KeyError: 'no such function'"}
+    assert told == ["odd_b is not as it was known and is left alone: KeyError: 'no such function'"]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("odd_c")
     assert finder.find_spec("json", None) is None

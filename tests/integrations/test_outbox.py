@@ -7,6 +7,7 @@ import threading
 from typing import Any, cast
 
 from rltop.integrations.outbox import Outbox
+from rltop.integrations.slime_attach import Attachment
 from rltop.reporter import Reporter
 
 
@@ -26,6 +27,9 @@ class Held:
         self.busy.set()
         assert self.go.wait(20)
         self.calls.append(number)
+
+    def metrics(self, values: dict[str, float], *, step: int, axis: str) -> None:
+        self.calls.append(step)
 
     def fail(self) -> None:
         raise OSError("no daemon")
@@ -90,6 +94,29 @@ def test_a_child_begins_anew() -> None:
     held.go.set()
     box.close(20)
     assert held.calls == [1, 2, "closed"]
+
+
+def test_ranks_that_log_at_the_same_moment_share_one_queue() -> None:
+    held = Held()
+    held.go.set()
+    attachment = Attachment(lambda role, rank: Outbox(role, rank, make=held, limit=100), {"RLTOP_INGEST": "x"})
+    gate = threading.Barrier(64)
+
+    def rank(number: int) -> None:
+        gate.wait()
+        for step in range(20):
+            attachment.log({"rollout/x": number, "rollout/step": step}, "rollout/step")
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    attachment.settle()
+    assert attachment.errors == 0, attachment.last_error
+    assert held.calls.count("closed") == 1
+    assert len(held.calls) - 1 + attachment.dropped == 64 * 20
+    assert held.lost == attachment.dropped
 
 
 def test_a_thousand_threads_at_once_wait_for_nobody() -> None:
