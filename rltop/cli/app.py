@@ -369,10 +369,11 @@ def changed(
 @app.command()
 def get(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, checks, engines, events, around.")
+        str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, names, checks, engines, events, around.")
     ],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY…|STEP]", help="Metric names for series, a step for around.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY…|STEP]", help="Metrics for series (or 'train/*'), a step for around."),
     ] = None,
     run: Annotated[str | None, typer.Option(metavar="RUN|ssh://…", help="Default: the newest living run.")] = None,
     as_json: Json = False,

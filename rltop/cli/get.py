@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Mapping
+import fnmatch
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any
 
 from rltop.cli.connect import Place, ask
@@ -23,6 +25,9 @@ from rltop.cli.once import (
 from rltop.cli.output import note, print_json, table
 from rltop.client import Client, Series
 from rltop.errors import RltopError
+
+MOST_AT_ONCE = 500
+"""Series of one question, as the protocol has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,11 @@ def _answering(query: Query) -> Callable[[Client, Query], Awaitable[Answer]]:
             where="get",
             do="rltop get series rollout/raw_reward, or rltop get around 12",
         )
+    for bound in (query.lo, query.hi):
+        if bound is not None and not isfinite(bound):
+            raise RltopError(f"{bound} is not a step", where="--lo, --hi")
+    if query.lo is not None and query.hi is not None and query.lo > query.hi:
+        raise RltopError("--lo is above --hi", where="get", why=f"{query.lo:g} > {query.hi:g}: nothing lies between")
     if query.what == "around" and not query.args[0].lstrip("-").isdigit():
         raise RltopError(f"{query.args[0]!r} is not a step", where="get around", do="rltop get around 12")
     return answering
@@ -124,33 +134,64 @@ async def _events(client: Client, query: Query) -> Answer:
 
 async def _series(client: Client, query: Query) -> Answer:
     known = [key.removeprefix("metric/") for key in client.mirror.state if key.startswith("metric/")]
-    keys = [key.removeprefix("metric/") for key in query.args]
-    found = await client.series(keys, query.lo, query.hi, query.buckets)
+    keys = _named(query.args, known)
+    found: dict[str, Series] = {}
+    for start in range(0, len(keys), MOST_AT_ONCE):
+        part = keys[start : start + MOST_AT_ONCE]
+        found |= await client.series(part, query.lo, query.hi, query.buckets, exact=True)
     for key in keys:
         if key not in found:
-            close = difflib.get_close_matches(key, known, n=3)
-            raise RltopError(
-                f"the run has no metric {key!r}",
-                where="get series",
-                why=f"close ones: {', '.join(close)}" if close else f"it has {len(known)} metrics",
-                do="rltop get metrics",
-            )
+            raise _unknown(key, known)
     lines = []
     for key, series in found.items():
-        rows = list(zip(series.step, series.lo, series.hi, series.last, series.nan, strict=True))
-        lines += [key, *table(("step", "min", "max", "last", "nan"), rows, indent="  ")]
+        made = columns(series)
+        lines += [key, *table(tuple(made), list(zip(*made.values(), strict=True)), indent="  ")]
     return Answer({"series": {key: columns(series) for key, series in found.items()}}, lines)
 
 
+def _named(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Names of metrics, a pattern (`train/*`) in place of those that it fits. Raises RltopError: it fits none."""
+    keys: dict[str, None] = {}
+    for word in (word.removeprefix("metric/") for word in words):
+        # A name is itself before it is a pattern: names may have brackets.
+        pattern = word not in known and any(sign in word for sign in "*?[")
+        hits = fnmatch.filter(known, word) if pattern else [word]
+        if not hits:
+            raise _unknown(word, known)
+        keys |= dict.fromkeys(sorted(hits) if pattern else hits)
+    return list(keys)
+
+
+def _unknown(name: str, known: Sequence[str]) -> RltopError:
+    close = difflib.get_close_matches(name, known, n=3)
+    return RltopError(
+        f"the run has no metric {name!r}",
+        where="get series",
+        why=f"close ones: {', '.join(close)}" if close else f"it has {len(known)} metrics",
+        do="rltop get metrics",
+    )
+
+
 def columns(series: Series) -> dict[str, list[Any]]:
-    """Columns of one series, as in the wire's `series` answer."""
-    return {
-        "step": list(series.step),
-        "min": list(series.lo),
-        "max": list(series.hi),
-        "last": list(series.last),
-        "nan": list(series.nan),
-    }
+    """Columns of one series, as in the wire's `series` answer; exact, with `value`, where every bucket is one point."""
+    if series.value is None:
+        wide = {"min": series.lo, "max": series.hi, "last": series.last}
+        return {"step": list(series.step), **{name: list(one) for name, one in wide.items()}, "nan": list(series.nan)}
+    values = list(series.value)
+    finite = [value if isfinite(value) else nan for value in values]
+    steps, bad = list(series.step), list(series.nan)
+    return {"step": steps, "min": finite, "max": finite, "last": finite, "nan": bad, "value": values}
+
+
+async def _names(client: Client, query: Query) -> Answer:
+    """What was renamed, and by which row of the table of names."""
+    names = client.mirror.state.get("names") or {}
+    head = ("name", "reported as", "framework", "axis", "scale", "source")
+    rows = [
+        [name, *(row.get(key) for key in ("reported", "framework", "axis", "scale", "source"))]
+        for name, row in sorted(names.items())
+    ]
+    return Answer({"names": names}, table(head, rows) if rows else [])
 
 
 async def _around(client: Client, query: Query) -> Answer:
@@ -180,6 +221,7 @@ WHATS: Mapping[str, Callable[[Client, Query], Awaitable[Answer]]] = {
     "snapshot": _snapshot,
     "metrics": _metrics,
     "series": _series,
+    "names": _names,
     "checks": _checks,
     "engines": _engines,
     "events": _events,

@@ -151,6 +151,8 @@ class Series:
     hi: array[float]
     last: array[float]
     nan: array[int]
+    value: array[float] | None = None
+    """float64, the values as they were; only where they were asked for and every bucket is one."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -184,4 +186,6 @@ def _series(key: str, cols: dict[str, int], blobs: Sequence[bytes]) -> Series:
         if sys.byteorder == "big":
             column.byteswap()
 
-    return Series(key, floats("step", "d"), floats("min", "f"), floats("max", "f"), floats("last", "f"), counts("nan"))
+    value = floats("value", "d") if "value" in cols else None
+    low, high, last = (floats(name, "f") for name in ("min", "max", "last"))
+    return Series(key, floats("step", "d"), low, high, last, counts("nan"), value)

@@ -270,13 +270,20 @@ class Client:
     # ------------------------------------------------------------ questions
 
     async def series(
-        self, keys: Sequence[str], lo: float | None = None, hi: float | None = None, buckets: int = 200
+        self,
+        keys: Sequence[str],
+        lo: float | None = None,
+        hi: float | None = None,
+        buckets: int = 200,
+        *,
+        exact: bool = False,
     ) -> dict[str, Series]:
         """History of metrics (`rollout/raw_reward`, without `metric/`) over the steps lo..hi; unknown keys are absent.
 
+        exact: the float64 values too, of series where every point is its own bucket (an older daemon has none).
         Raises RltopError when no answer comes in `ANSWER_S`; a question survives a reconnect within that time.
         """
-        message = await self._ask("series?", SeriesQuery(list(keys), lo, hi, buckets), f"q{next(self._ids)}")
+        message = await self._ask("series?", SeriesQuery(list(keys), lo, hi, buckets, exact), f"q{next(self._ids)}")
         answer = _expect(message, SeriesAnswer)
         try:
             return series_from_answer(answer, message.blobs)

@@ -52,6 +52,12 @@ class Buckets:
     """float32: last finite value."""
     nan: array[int]
     """uint32: count of NaN and Inf."""
+    value: array[float] | None = None
+    """float64: the value itself, where every bucket is one point."""
+
+    def exact(self) -> bytes | None:
+        """`value` as little-endian bytes."""
+        return None if self.value is None else _little(self.value)
 
     def blobs(self) -> list[bytes]:
         """The columns as little-endian bytes in the order step, lo, hi, last, nan."""
@@ -269,6 +275,7 @@ def _single(column: _Column, cells: _Range, points: _Range) -> Buckets:
         hi=array("f", map(_f32, found.hi[part])) + shown,
         last=array("f", map(_f32, found.last[part])) + shown,
         nan=found.bad[part] + array("I", [0 if isfinite(value) else 1 for value in values]),
+        value=None if cells else values,
     )
 
 

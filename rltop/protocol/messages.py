@@ -312,6 +312,8 @@ class SeriesQuery(msgspec.Struct, frozen=True):
     hi: float | None = None
     """Last step, None = the newest."""
     buckets: int = 200
+    exact: bool = False
+    """Also the float64 values, of the series where every point is its own bucket."""
 
 
 class SeriesAnswer(msgspec.Struct, frozen=True):
@@ -320,7 +322,7 @@ class SeriesAnswer(msgspec.Struct, frozen=True):
     cols: dict[str, dict[str, int]]
     """key -> {n, step, min, max, last, nan}: n is the number of buckets, the others are blob indices.
     `step` is float64 (last step in the bucket), min/max/last float32 (NaN where a bucket holds no finite value),
-    nan uint32 (count of NaN and Inf)."""
+    nan uint32 (count of NaN and Inf). With `exact`, where every bucket is one point, also value: float64, as it was."""
     missing: list[str] = []
 
 

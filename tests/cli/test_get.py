@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,45 @@ def test_the_text_picture(run: RunInfo, capsys: Capture) -> None:
 
 def test_metrics(run: RunInfo, capsys: Capture) -> None:
     assert get_json(capsys, "get", "metrics")["metrics"]["train/grad_norm"]["nan"] == 1
+
+
+def test_series_are_exact_where_nothing_is_folded(run: RunInfo, capsys: Capture) -> None:
+    both = get_json(capsys, "get", "series", "rollout/*", "metric/train/grad_norm")["series"]
+    assert both["rollout/raw_reward"]["value"] == [step / 10 for step in range(10)]
+    assert both["rollout/raw_reward"]["last"][3] == 0.3
+    assert both["train/grad_norm"]["value"][6:9] == [1.0, "NaN", 1.0]
+    folded = get_json(capsys, "get", "series", "rollout/raw_reward", "--buckets", "3")["series"]["rollout/raw_reward"]
+    assert "value" not in folded
+    empty = get_json(capsys, "get", "series", "rollout/raw_reward", "--lo", "50")["series"]["rollout/raw_reward"]
+    assert empty["step"] == empty["value"] == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["train/grad_nrm"], "close ones: train/grad_norm"),
+        (["nothing/*"], "no metric 'nothing/*'"),
+        (["train/grad_norm", "--lo", "5", "--hi", "3"], "--lo is above --hi"),
+        (["train/grad_norm", "--lo", "nan"], "is not a step"),
+    ],
+)
+def test_series_that_can_not_be_are_refused(run: RunInfo, argv: list[str], said: str, capsys: Capture) -> None:
+    assert main(["get", "series", *argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_names_tell_what_was_renamed(runs_dir: Path, capsys: Capture) -> None:
+    with real_daemon(runs_dir, "v-1") as info, Producer(info) as producer, closing(Viewer(info)) as viewer:
+        producer.send("run", {"framework": "verl"})
+        producer.send("metrics", {"values": {"actor/grad_norm": 0.5}, "step": 1})
+        viewer.hello()
+        viewer.until_state(lambda state: (state.get("metric/train/grad_norm") or {}).get("step") == 1)
+        found = get_json(capsys, "get", "names", "--run", "v-1")["names"]
+        assert found["train/grad_norm"]["reported"] == "actor/grad_norm"
+        assert main(["get", "names", "--run", "v-1"]) == 0
+        assert "dp_actor.py" in capsys.readouterr().out
+        metrics = get_json(capsys, "get", "metrics", "--run", "v-1")["metrics"]
+        assert set(metrics) == {"actor/grad_norm", "train/grad_norm"}
 
 
 def test_series_keep_the_nan(run: RunInfo, capsys: Capture) -> None:
