@@ -34,24 +34,31 @@ class HttpScrape:
 
     def __init__(self) -> None:
         self._http: httpx.AsyncClient | None = None
+        self._making = asyncio.Lock()
 
     async def __call__(self, url: str) -> EngineStats:
         """Ask one engine."""
+        async with self._making:
+            if self._http is None:
+                self._http = await asyncio.to_thread(_client)
         from rltop.engines.scrape import scrape
 
-        if self._http is None:
-            import httpx
-
-            from rltop.engines.transport import Transport
-
-            # Engines are inside the cluster; a proxy from the environment would only be in the way.
-            self._http = httpx.AsyncClient(timeout=TIMEOUT_S, transport=Transport(trust_env=False), trust_env=False)
         return await scrape(url, self._http)
 
     async def close(self) -> None:
         """Close the connections."""
         if self._http is not None:
             await self._http.aclose()
+
+
+def _client() -> httpx.AsyncClient:
+    """Imports and reads certificates: not in the loop."""
+    import httpx
+
+    from rltop.engines.transport import Transport
+
+    # Engines are inside the cluster; a proxy from the environment would only be in the way.
+    return httpx.AsyncClient(timeout=TIMEOUT_S, transport=Transport(trust_env=False), trust_env=False)
 
 
 class EngineScraper:

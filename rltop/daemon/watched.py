@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from rltop.evidence.launch_file import read_launch_file
 from rltop.evidence.metric_names import Names
 from rltop.evidence.sink import Sink
 
+SWITCH_S = 0.001
+"""After so long the thread that reads a log hands over to the loop, each time that the loop comes back from a call of
+the system; Python's own 5 ms add up to a lag that people see."""
 LOG_SOURCE = f"{ROLE}/0"
 """Name of the source that stands for all logs together."""
 
@@ -62,6 +68,10 @@ class Watched:
 
     async def run(self) -> None:
         """Until cancelled."""
+        if self._logs:
+            sys.setswitchinterval(SWITCH_S)
+            await asyncio.to_thread(_import_early)
+            gc.freeze()  # what was imported is no garbage: looking through it holds everybody up
         parts = ((self._run.run, self._logs), (self._cluster.run, self._asks), (self._gpus.run, self._logs))
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.Event().wait())
@@ -84,3 +94,10 @@ class Watched:
     def _beside(self) -> Sink:
         known = self._known
         return Sink(args=known.args, scripts=known.scripts, documents=known.documents, ray=self._cluster.snapshots())
+
+
+def _import_early() -> None:
+    """What asks an engine is imported when the first one is asked, in the loop; where a log may name one at any moment,
+    while another is being read, that would hold everybody up for a second."""
+    for name in ("httpx", "rltop.engines.client", "rltop.engines.scrape", "rltop.engines.verify"):
+        importlib.import_module(name)

@@ -11,11 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rltop.checks.found import RaySnapshot
 from rltop.daemon.core import Core
 from rltop.evidence.ray_status import parse
+
+if TYPE_CHECKING:
+    import httpx
 
 EVERY_S = 10.0
 ASK_S = 6.0
@@ -47,16 +50,20 @@ class Cluster:
         self._core = core
         self._place = place
         self._changed = changed
-        self._ask = ask or ask_json
+        self._ask = ask or Asker()
         self._sleep = sleep
         self._snapshot: RaySnapshot | None = None
         self._problem = ""
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self.once()
-            await self._sleep(EVERY_S)
+        try:
+            while True:
+                await self.once()
+                await self._sleep(EVERY_S)
+        finally:
+            if isinstance(self._ask, Asker):
+                await self._ask.close()
 
     def snapshots(self) -> list[RaySnapshot]:
         """What the rules see of it: the newest state."""
@@ -108,22 +115,51 @@ async def _or_error(asked: Awaitable[Any]) -> Any:
         return error
 
 
+class Asker:
+    """GET of small JSON documents over connections that stay."""
+
+    def __init__(self) -> None:
+        self._http: httpx.AsyncClient | None = None
+
+    async def __call__(self, url: str) -> Any:
+        """Raises OSError."""
+        if self._http is None:
+            import httpx
+
+            # Clusters are inside; a proxy from the environment would only be in the way.
+            self._http = httpx.AsyncClient(timeout=ASK_S, trust_env=False)
+        return await _get(self._http, url)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.aclose()
+
+
 async def ask_json(url: str) -> Any:
-    """GET of a small JSON document. Raises OSError."""
+    """One GET. Raises OSError."""
+    asker = Asker()
+    try:
+        return await asker(url)
+    finally:
+        await asker.close()
+
+
+async def _get(http: httpx.AsyncClient, url: str) -> Any:
     import httpx
 
     from rltop.engines.bounded import PLAIN, Unreadable, fetch
 
     try:
-        # Clusters are inside; a proxy from the environment would only be in the way.
-        async with httpx.AsyncClient(timeout=ASK_S, trust_env=False) as http:
-            status, body = await fetch(http, http.build_request("GET", url, headers=PLAIN), timeout_s=ASK_S)
+        status, body = await fetch(http, http.build_request("GET", url, headers=PLAIN), timeout_s=ASK_S)
     except (httpx.TimeoutException, TimeoutError) as error:
         raise OSError(f"no whole answer within {ASK_S:.0f} s") from error
     except Unreadable as error:
         raise OSError(f"its answer is {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+    if status in (401, 403):
+        raise OSError(f"it wants a token (status {status}), and rltop has none to give")
     if status != 200:
         raise OSError(f"{url} answers with status {status}")
     try:

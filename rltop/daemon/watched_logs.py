@@ -21,6 +21,7 @@ from rltop.checks.observe import MetricRow, Where
 from rltop.daemon.log_watch import position
 from rltop.daemon.watched_files import LogFiles
 from rltop.daemon.watched_restarts import Begin, Restarts
+from rltop.evidence.collect import in_order
 from rltop.evidence.logs import Fact, LogScan
 from rltop.evidence.logtext import Printed
 from rltop.evidence.metric_names import Names
@@ -274,6 +275,7 @@ class LogReader:
             pids = self._pids if log.pid is None else frozenset()
             _add(whole, one, lambda where, time, pid: _in(where, time, cut, until), pids)
             whole.files.append(name)
+        whole.events = in_order(whole.events)
         return whole
 
 

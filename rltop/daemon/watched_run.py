@@ -27,7 +27,6 @@ from rltop.daemon.past import End
 from rltop.daemon.verdicts import Verdicts
 from rltop.daemon.watched_engines import NamedEngines, at
 from rltop.daemon.watched_logs import LogReader, News, Restarted, Turn, args_of, samples_of
-from rltop.evidence.collect import in_order
 from rltop.evidence.logtext import Printed
 from rltop.evidence.sink import Sink
 from rltop.protocol.messages import Record, Source
@@ -362,4 +361,4 @@ def _with(facts: Sink, extra: Sink) -> Logs:
         problems=[*facts.problems, *extra.problems],
         files=[*facts.files, *extra.files],
     )
-    return Logs(tuple(in_order(facts.events)), tuple(facts.logs), tuple(facts.metrics), whole)
+    return Logs(tuple(facts.events), tuple(facts.logs), tuple(facts.metrics), whole)

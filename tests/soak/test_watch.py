@@ -104,7 +104,13 @@ def ray(tmp_path: Path) -> Iterator[tuple[str, Path, str]]:
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as name:
         words = [program, "start", "--head", "--port=26380", "--dashboard-port=28266", "--num-cpus=2", "--num-gpus=1"]
         words += ["--disable-usage-stats", f"--temp-dir={name}", "--object-store-memory=80000000", "--block"]
-        with (tmp_path / "ray.out").open("w") as out, subprocess.Popen(words, stdout=out, stderr=out) as head:
+        # Without a token, so only on the loopback interface.
+        words += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
+        environ = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+        with (
+            (tmp_path / "ray.out").open("w") as out,
+            subprocess.Popen(words, stdout=out, stderr=out, env=environ) as head,
+        ):
             try:
                 yield "http://127.0.0.1:28266", Path(name) / "session_latest" / "logs", program
             finally:
