@@ -142,6 +142,13 @@ async def test_until_the_engines_are_back_it_can_be_cut_short_and_no_other_begin
         assert made.client.orders[-1][0] == "bisect-resume"
 
 
+async def test_a_long_list_of_who_does_not_serve_costs_one_line_above() -> None:
+    why = "no engine serves the run: " + ", ".join(f"engine {n} is on trial" for n in range(8))
+    async with board(size=(80, 24), cell=stories.running(unserved=why)) as made:
+        assert sum("no engine serves the run" in line for line in made.lines[:6]) == 1
+        assert "engine 7 is on trial" in " ".join(made.text.split())
+
+
 async def test_trials_alike_that_come_are_one_line() -> None:
     (one,) = stories.running()["next"]
     async with board(cell=stories.running(next=[{**one, "engine": str(n)} for n in range(8)])) as made:

@@ -190,7 +190,7 @@ def headline_rows(story: Story, frame: Frame, width: int) -> list[Row]:
     for at, piece in enumerate(wrap(frame.safe(f"bisection {story.id}: {story.headline()}"), max(10, width - 4))[:2]):
         rows.append(((f" {sign} " if not at else "   ", style), (piece, style)))
     if story.unserved:
-        rows += [((f" {glyphs.warn} {piece}", "warn+b"),) for piece in wrap(frame.safe(story.unserved), width - 4)]
+        rows.append(((f" {glyphs.warn} {fit(frame.safe(story.unserved), width - 4, mark=glyphs.cut)}", "warn+b"),))
     budget = f" of {minutes_text(story.budget_min)}" if story.budget_min is not None else ""
     told = f"{minutes_text(story.minutes)}{budget}"
     told += f", {story.time_left()}" if story.time_left() else ""
@@ -213,6 +213,8 @@ def story_rows(story: Story, frame: Frame, width: int, *, believed: bool = False
     if believed and story.posterior:
         shown = ", ".join(f"{one.words} {percent(one.p)}" for one in story.posterior if one.p >= LEAST)
         told.insert(1, ("it takes", shown, "text"))
+    if cells(frame.safe(story.unserved)) > width - 4:  # the headline has it cut
+        told.insert(1, ("serves", story.unserved, "warn"))
     for label, text, style in told:
         for piece in wrap(frame.safe(text), max(10, width - _LABEL - 3)):
             rows.append(((f" {label:<{_LABEL}} ", "dim"), (piece, style)))
