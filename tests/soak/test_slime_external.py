@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ CHECKOUTS = [one for one in os.environ.get("RLTOP_SLIME", "").split(os.pathsep) 
 PYTHON = os.environ.get("RLTOP_SLIME_PYTHON", sys.executable)
 DRIVE = Path(__file__).parent / "slime_external" / "drive.py"
 PATIENCE_S = 180.0
+BACK = ("HEALTHY", 3)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -189,11 +191,21 @@ def test_restarted_with_other_flags_under_slimes_own_code(
             newest = until(run, holding("2", 2))
             assert newest["engine/0"]["weight_digest"] != before["engine/0"]["weight_digest"]
 
-            shutil.rmtree(weights / "weight_v000002")
-            until(run, lambda state: state["fleet"]["required"] == {"version": "2", "source": "trainer"})
+            # One that dies is brought back with the same version, at the same address, and into the router.
+            router.asked.clear()
+            os.kill(newest["engine/1"]["pid"], signal.SIGKILL)
+            back = until(run, lambda state: (state["engine/1"]["state"], state["engine/1"]["generation"]) == BACK)
+            assert (back["engine/1"]["url"], back["engine/1"]["weight_version"]) == (urls[1], "2")
+            until(run, lambda state: router.urls() == urls)
+            assert router.asked == [f"DELETE {urls[1]}", f"POST {urls[1]}"]
+            slime.must("push", path=str(trained(model, weights, 3)), version="3")
+            until(run, lambda state: state["fleet"]["required"]["version"] == "3")
+
+            shutil.rmtree(weights / "weight_v000003")
+            until(run, lambda state: state["fleet"]["required"] == {"version": "3", "source": "trainer"})
             capsys.readouterr()
             assert main(["engine", "restart", "--engine", "0", "--run", "policy"]) != 0
-            assert "could not get weight version 2" in capsys.readouterr().err
+            assert "could not get weight version 3" in capsys.readouterr().err
             assert router.urls() == urls
         finally:
             assert main(["down", "policy"]) == 0
