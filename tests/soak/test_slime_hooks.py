@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rltop.cli.main import main
 from rltop.evidence.collect import collect
 from tests.daemon.util import Viewer, real_daemon
 
@@ -98,6 +99,30 @@ def test_every_metric_arrives_and_the_printed_lines_say_the_same(checkout: str, 
     plain = _by_step(json.loads(sent.read_text()), lift=False)
     for name, values in plain.items():
         assert printed[name] == pytest.approx(values, rel=1e-12, nan_ok=True), name
+
+
+GROUPS = """
+import json, sys
+from types import SimpleNamespace
+import stubs
+stubs.install()
+from slime.backends.sglang_utils.sglang_config import SglangConfig
+config = SglangConfig.from_yaml(sys.argv[1])
+for model in config.models:
+    model.resolve(SimpleNamespace(rollout_num_gpus_per_engine=1, hf_checkpoint="/m"))
+(model,) = config.models
+print(json.dumps([config.total_num_gpus, model.update_weights, [group.overrides for group in model.server_groups]]))
+"""
+
+
+@everywhere
+def test_slime_reads_the_groups_of_an_ab(checkout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["slime-flags", "cuda_graph=off", "--ab", "8", "--gpus-per-engine", "2"]) == 0
+    (tmp_path / "ab.yaml").write_text(capsys.readouterr().out)
+    ended = _run(checkout, "-c", GROUPS, str(tmp_path / "ab.yaml"), ingest="")
+    assert ended.returncode == 0, ended.stderr
+    off = {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled", "model_path": "/m"}
+    assert json.loads(ended.stdout) == [8, True, [{"model_path": "/m"}, off]]
 
 
 def _by_step(rows: list[dict[str, Any]], *, lift: bool = True) -> dict[str, dict[int, float]]:
