@@ -338,3 +338,31 @@ def test_a_run_of_one_side_says_so_from_80_columns_on(mode: str) -> None:
         assert all(row_cells(row) <= width for row in rows)
     assert "rltop · full" in header({"run": run | {"mode": "full"}}, 120)
     assert "full" not in header({"run": run | {"mode": "full"}}, 60)
+
+
+def test_a_fleet_of_sources_is_one_fact_for_each_role_and_those_that_lose_records() -> None:
+    client = FakeClient()
+    healthy(client)
+    state = dict(client.mirror.state)
+    one = {"role": "trainer", "records": 20, "lost": 0, "dropped": 0, "last": NOW - 3, "pid": 7, "host": "node1"}
+    state |= {f"source/trainer/{rank}": one for rank in range(64)}
+    state["source/trainer/900"] = {**one, "lost": 4}
+    state["sources/trainer"] = {
+        "role": "trainer",
+        "count": 1024,
+        "hosts": 128,
+        "records": 20480,
+        "lost": 4,
+        "dropped": 0,
+        "troubled": 1,
+        "left": 0,
+        "oldest": "trainer/999",
+        "oldest_last": NOW - 60,
+        "last": NOW,
+    }
+    view = RunFactsView()
+    shown = "\n".join(plain_text([row]) for row in view.body(frame(state), 100, 200, False))
+    assert "1024 on 128 hosts, 20480 records, 4 lost by 1 of them, the quietest trainer/999" in " ".join(shown.split())
+    assert [line for line in shown.splitlines() if "trainer/900" in line]
+    assert not [line for line in shown.splitlines() if "source trainer/5" in line]
+    assert "4" in plain_text([view.badge(frame(state))])
