@@ -164,6 +164,8 @@ async def test_a_daemon_without_bisections_says_how_to_begin() -> None:
         assert "rltop drill ima rehearses one" in made.text
     async with board("healthy") as made:
         assert "rltop owns none of its engines" in made.text
+    async with board("fresh") as made:
+        assert "No engine is known yet." in made.text
 
 
 async def test_culprits_without_room_for_their_bars_are_told_in_words() -> None:

@@ -306,6 +306,9 @@ def _empty(frame: Frame, engine: str) -> Iterator[tuple[str, str]]:
         "with toggles off, until it is clear; then they go back to their own flags. The run goes on with the others.",
         "dim",
     )
+    if not list(frame.engines()):
+        yield "No engine is known yet.", "text"
+        return
     if not any(view.owned for view in frame.engines()):
         yield "rltop owns none of its engines: it cannot restart them with a toggle off.", "strong"
         yield "Start them by rltop ([engines] in a file, rltop up), or give rltop check their logs.", "text"
