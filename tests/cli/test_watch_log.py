@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rltop.cli.watch_places import checked_args, checked_logs, checked_ray
 from rltop.errors import RltopError
 from rltop.protocol.messages import LinesAnswer, LinesQuery
 from rltop.runs import find_run
+from tests.cli.test_watch import INFO, METRICS, SERVER, Sglang
 from tests.daemon.slime_log import Plan, text
 from tests.daemon.util import Viewer
 
@@ -181,3 +182,34 @@ def test_what_rltop_says_far_away_is_said_here() -> None:
     options: dict[str, Any] = {"control": False, "keep": False, "headless": True, "as_json": False, "ascii_only": False}
     error = fail(lambda: watch_far(Place("ssh://node7"), Subjects(logs=["x"]), name=None, run=run, **options))
     assert "node7: watch --log x: there is no such file" in error.what
+
+
+@pytest.fixture
+def engine() -> Iterator[Sglang]:
+    """A server that answers as SGLang does."""
+    server = Sglang({"/model_info": INFO, "/server_info": SERVER, "/metrics": METRICS})
+    yield server
+    server.stop()
+
+
+def test_an_engine_that_the_log_names_is_asked_and_never_made_to_run(
+    engine: Sglang, tmp_path: Path, runs_dir: Path
+) -> None:
+    port = engine.url.rpartition(":")[2]
+    log = tmp_path / "train.log"
+    where = f"{{'host': '127.0.0.1', 'port': {port}, 'nccl_port': 1}}"
+    log.write_text(f"(RolloutManager pid=4) [2026-03-01 10:00:00] rollout.py:911 - Ports for engine 0: {where}\n")
+    assert main(["watch", "--log", str(log), "--headless", "--name", "w-1"]) == 0
+    try:
+        with Viewer(find_run("w-1")) as viewer:
+            viewer.hello()
+            viewer.until_state(lambda state: state["engine/0"]["state"] == "HEALTHY" and state["toggles/0"])
+            cell = viewer.state["engine/0"]
+            assert (cell["owner"], cell["weight_version"], cell["running"]) == ("other", "7", 3)
+            with log.open("a") as file:
+                file.write("health_monitor.py:153 - Health check failed for rollout engine 0. Killing actor.\n")
+            viewer.until_state(lambda state: state["engine/0"]["state"] == "CRASHED")
+            assert "its health monitor killed it (train.log:2" in viewer.state["engine/0"]["cause"]
+    finally:
+        assert main(["down", "w-1"]) == 0
+    assert not {"GET /health", "GET /health_generate", "POST /generate"} & set(engine.asked)

@@ -70,6 +70,8 @@ def test_ray_s_list_of_potential_causes_is_no_memory_killer() -> None:
     found = kinds(lost + "some potential root causes. (1) The process is killed by SIGKILL by OOM killer")
     assert found["death"]["victim"] == 71
     assert "oom_killer" not in found
+    newer = "Some common causes include: (1) the process was killed by the OOM killer due to high memory usage"
+    assert "oom_killer" not in kinds(lost + newer), "Ray 2.60 names it for any lost worker"
     start = (
         "Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common cause is "
     )
