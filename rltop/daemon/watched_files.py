@@ -88,6 +88,8 @@ class LogFiles:
         self._names: dict[Path, str] = {}
         self.left_out = 0
         """Files that are there and not followed, because there are too many."""
+        self.without_files: tuple[str, ...] = ()
+        """Patterns and directories for which there is no file yet."""
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -97,9 +99,13 @@ class LogFiles:
     def find(self) -> dict[str, Path]:
         """Name -> path of every file that is to be followed; also of a file that is not there yet."""
         found: dict[Path, None] = {}
+        empty = []
         for text in self._logs:
-            for path in self._of(text):
+            paths = self._of(text)
+            empty += [] if paths else [text]
+            for path in paths:
                 found.setdefault(path)
+        self.without_files = tuple(empty)
         new = [path for path in found if path not in self._names]
         room = max(0, self._most - len(self._names))
         for path in new[:room]:

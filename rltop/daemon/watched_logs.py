@@ -75,6 +75,8 @@ class Turn:
     """Everything of this attempt; None where nothing is new."""
     cells: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Log -> how it is: `log/<name>`."""
+    left_out: int = 0
+    """Files that are not followed, because there are too many."""
     busy: bool = False
     """There is more to read at once."""
 
@@ -152,6 +154,9 @@ class LogReader:
         for name, log in self._logs.items():
             news = self._settle(log) or news
             turn.cells[name] = self._cell(log)
+        for text in self._files.without_files:
+            turn.cells[text] = _cell(text, "missing")
+        turn.left_out = self._files.left_out
         if news:
             turn.facts = self._facts(self._logs, self._cut)
         self._first = False
@@ -224,17 +229,8 @@ class LogReader:
             problem = "" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         if state == "followed" and not log.seen and size:
             state, problem = "unreadable", "it cannot be opened"
-        return {
-            "path": str(log.path),
-            "state": state,
-            "problem": problem,
-            "lines": log.lines,
-            "bytes": size,
-            "behind": log.tail.behind(),
-            "dropped": log.dropped,
-            "restarts": log.restarts,
-            "last": log.last,
-        }
+        more = {"behind": log.tail.behind(), "dropped": log.dropped, "restarts": log.restarts, "last": log.last}
+        return _cell(str(log.path), state) | {"problem": problem, "lines": log.lines, "bytes": size} | more
 
     # ---------------------------------------------------------------- facts
 
@@ -277,6 +273,12 @@ class LogReader:
             whole.files.append(name)
         whole.events = in_order(whole.events)
         return whole
+
+
+def _cell(path: str, state: str) -> dict[str, Any]:
+    """`log/<name>` of a log of which nothing was read."""
+    counts = dict.fromkeys(("lines", "bytes", "behind", "dropped", "restarts"), 0)
+    return {"path": path, "state": state, "problem": "", **counts, "last": None}
 
 
 def _in(where: Where | None, time: float | None, cut: Begin | None, until: Begin | None) -> bool:

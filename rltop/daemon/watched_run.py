@@ -112,6 +112,7 @@ class WatchedRun:
         self._told: Counter[str] = Counter()
         self._facts: Sink | None = None
         self._waiting: list[Printed] = []
+        self._left_out = 0
         self._newest: tuple[str, int | None] = ("", None)
         """Line of the newest event: what it says twice is told once."""
         self._shifts: dict[str, float] = {}
@@ -171,6 +172,13 @@ class WatchedRun:
         self._count_untold(turn)
         for name, cell in turn.cells.items():
             self._cell(name, cell)
+        for key in self._core.table.keys("log/"):
+            if key.removeprefix("log/") not in turn.cells:  # a pattern that has files now
+                self._core.set(key, None)
+        if turn.left_out != self._left_out:
+            self._left_out = turn.left_out
+            text = f"{turn.left_out} more files are not followed: {len(turn.cells)} are, and that is the limit"
+            self._core.event("loss", "warn", text, "log", count=turn.left_out)
         if turn.facts is not None:
             self._facts = turn.facts
             self._take_args(turn.facts)

@@ -66,6 +66,7 @@ def test_more_files_than_can_be_followed_are_counted(tmp_path: Path) -> None:
     files = LogFiles([str(tmp_path)], most=3)
     assert (len(files.find()), files.left_out) == (3, 2)
     assert (len(files.find()), files.left_out) == (3, 2)
+    assert files.without_files == ()
 
 
 def test_of_ray_s_directory_only_workers_and_jobs_are_followed(tmp_path: Path) -> None:
@@ -117,6 +118,13 @@ def test_missing_gone_and_unreadable_logs_say_so(tmp_path: Path) -> None:
     path.unlink()
     assert reader.turn().cells["t.log"]["state"] == "gone"
     reader.close()
+
+
+def test_a_pattern_without_a_file_is_missing_until_there_is_one(tmp_path: Path, reader: LogReader) -> None:
+    pattern = str(tmp_path / "*.log")
+    assert reader.turn().cells[pattern]["state"] == "missing"
+    (tmp_path / "t.log").write_text(CALM)
+    assert list(reader.turn().cells) == ["t.log"]
 
 
 def test_a_wide_encoding_is_read_and_a_line_cut_in_half_waits(tmp_path: Path, reader: LogReader) -> None:
