@@ -15,7 +15,6 @@ from rltop.cli.main import main
 from rltop.cli.slime_env import ingest_of, read_env, with_hook
 from rltop.cli.slime_flags import prefixed, split
 from rltop.errors import RltopError
-from tests.daemon.util import real_daemon
 
 HOOK = "rltop.integrations.slime.setup"
 
@@ -95,6 +94,9 @@ def test_a_run_is_begun_and_named(
         assert json.loads(capsys.readouterr().out) == env
         assert ingest_of(run, tmp_path / "shared.key").endswith("/shared.key")
         assert keys.read_pair(tmp_path / "shared.key").public in keys.clients(run.path / "keys")
+        other = keys.add_client(tmp_path / "keys", "slime")
+        with pytest.raises(RltopError, match="does not know this key"):
+            ingest_of(run, other)
     finally:
         main(["down", "s-1"])
 
@@ -113,13 +115,6 @@ def test_what_does_not_go_together(
         assert main(["slime-env", *words]) == 2, words
         assert capsys.readouterr().out == ""
     assert runs.list_runs() == []
-
-
-def test_a_key_of_another_run_is_refused(tmp_path: Path) -> None:
-    with real_daemon(tmp_path, ingest_tcp="127.0.0.1:0") as run:
-        other = keys.add_client(tmp_path / "keys", "slime")
-        with pytest.raises(RltopError, match="does not know this key"):
-            ingest_of(run, other)
 
 
 # ---------------------------------------------------------------- slime-flags

@@ -20,12 +20,18 @@ def _drive(tmp_path: Path, how: str, **environ: str) -> tuple[dict[str, Any], li
         return json.loads(ended.stdout), [*listener.take("bye"), *listener.take()]
 
 
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What a process that the setup hook attached says, and what came of it."""
+    return _drive(tmp_path_factory.mktemp("launch"), "launch")
+
+
 def _metrics(records: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     return [(r["source"]["role"], r["payload"]) for r in records if r["kind"] == "metrics"]
 
 
-def test_every_metric_comes_once_with_its_step(tmp_path: Path) -> None:
-    seen, records = _drive(tmp_path, "launch")
+def test_every_metric_comes_once_with_its_step(launched: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+    seen, records = launched
     assert seen["errors"] == 0, seen["last_error"]
     assert seen["wrapped"]
     assert seen["after_setup"] == []
@@ -51,8 +57,10 @@ def test_every_metric_comes_once_with_its_step(tmp_path: Path) -> None:
     assert any("unequal numbers of optimizer steps" in r["payload"].get("text", "") for r in records)
 
 
-def test_the_run_its_phases_weights_samples_and_engines_are_told(tmp_path: Path) -> None:
-    _, records = _drive(tmp_path, "launch")
+def test_the_run_its_phases_weights_samples_and_engines_are_told(
+    launched: tuple[dict[str, Any], list[dict[str, Any]]],
+) -> None:
+    _, records = launched
     runs = [r["payload"] for r in records if r["kind"] == "run"]
     assert len(runs) == 1
     assert {**runs[0], "args": 0} == {
@@ -99,8 +107,10 @@ def test_the_run_its_phases_weights_samples_and_engines_are_told(tmp_path: Path)
     assert [r["payload"]["reason"] for r in records if r["kind"] == "bye"] == ["done"]
 
 
-def test_both_ways_in_report_once_and_a_users_hook_goes_on(tmp_path: Path) -> None:
-    launched, once = _drive(tmp_path, "launch")
+def test_both_ways_in_report_once_and_a_users_hook_goes_on(
+    launched: tuple[dict[str, Any], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    alone, once = launched
     both, twice = _drive(tmp_path, "both")
     assert both["chained"] == [["rollout", 0], ["rollout", 1]]
     assert both["raised"] == "'mine'"  # the user's hook raised, and slime got what it raised
@@ -108,7 +118,7 @@ def test_both_ways_in_report_once_and_a_users_hook_goes_on(tmp_path: Path) -> No
     # All the same, but for the evaluation that the user's hook prevented.
     kinds = [sorted(r["kind"] for r in records if r["kind"] != "log") for records in (once, twice)]
     assert len(kinds[0]) == len(kinds[1]) + 1
-    assert launched["logged"] == both["logged"] + 1
+    assert alone["logged"] == both["logged"] + 1
 
 
 def test_the_flags_alone_attach_the_process(tmp_path: Path) -> None:
