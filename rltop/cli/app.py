@@ -369,7 +369,10 @@ def changed(
 @app.command()
 def get(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="snapshot, metrics, series, names, checks, engines, events, around.")
+        str,
+        typer.Argument(
+            metavar="WHAT", help="snapshot, metrics, series, names, sources, checks, engines, events, around."
+        ),
     ],
     args: Annotated[
         list[str] | None,

@@ -81,7 +81,7 @@ def export(place: Place, query: Query) -> int:
             target = targets[what]
             count = _write(tables(what), query.to, target, query.force)
             if target is not None:
-                note(f"{target}: {count} {'values' if what == 'series' else what}")
+                note(f"{target}: {count} rows")
             elif not count:
                 note(f"the run has no {what} yet")
     return 0

@@ -194,6 +194,19 @@ async def _names(client: Client, query: Query) -> Answer:
     return Answer({"names": names}, table(head, rows) if rows else [])
 
 
+async def _sources(client: Client, query: Query) -> Answer:
+    """Who reports, and what of it was lost; of a fleet the sums of every role first."""
+    state = client.mirror.state
+    roles, sources = group(state, "sources/"), group(state, "source/")
+    counted = ("records", "lost", "dropped", "malformed", "unknown")
+    lines = []
+    if roles:
+        rows = [[role, *(cell.get(key) for key in ("count", "hosts", *counted))] for role, cell in roles.items()]
+        lines += [*table(("role", "sources", "hosts", *counted), rows), ""]
+    rows = [[name, *(cell.get(key) for key in ("host", "pid", *counted))] for name, cell in sources.items()]
+    return Answer({"sources": sources, "roles": roles}, [*lines, *table(("source", "host", "pid", *counted), rows)])
+
+
 async def _around(client: Client, query: Query) -> Answer:
     """Every metric at STEP and `window` steps on both sides, on the axis that each metric has."""
     step = int(query.args[0])
@@ -222,6 +235,7 @@ WHATS: Mapping[str, Callable[[Client, Query], Awaitable[Answer]]] = {
     "metrics": _metrics,
     "series": _series,
     "names": _names,
+    "sources": _sources,
     "checks": _checks,
     "engines": _engines,
     "events": _events,

@@ -100,6 +100,14 @@ def test_names_tell_what_was_renamed(runs_dir: Path, capsys: Capture) -> None:
         assert set(metrics) == {"actor/grad_norm", "train/grad_norm"}
 
 
+def test_sources_tell_what_was_lost(run: RunInfo, capsys: Capture) -> None:
+    found = get_json(capsys, "get", "sources")
+    assert (found["sources"]["trainer/0"]["records"], found["sources"]["trainer/0"]["lost"]) == (11, 0)
+    assert found["roles"] == {}
+    assert main(["get", "sources"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["trainer/0", "elsewhere", "1", "11"]
+
+
 def test_series_keep_the_nan(run: RunInfo, capsys: Capture) -> None:
     series = get_json(capsys, "get", "series", "train/grad_norm", "--lo", "6", "--hi", "8")["series"]["train/grad_norm"]
     assert series["step"] == [6, 7, 8]
