@@ -91,14 +91,9 @@ def value(step: int, rank: int) -> float:
     return 1e-3 + (step % 97) / 1e6 + rank / 1e8
 
 
-def quiet_report(address: str, load: Load, rank: int, begin: float) -> None:
-    """`report`, without its warning at the end: the daemon counts what is lost."""
-    logging.disable()
-    report(address, load, rank, begin)
-
-
 def report(address: str, load: Load, rank: int, begin: float) -> None:
-    """One process with a reporter."""
+    """One process with a reporter. The daemon counts what is lost: no warnings at its end."""
+    logging.disable()
     time.sleep(max(0.0, begin - time.time()))
     with Reporter(role="trainer", rank=rank, run="", address=address) as reporter:
         for step, names in moments(load, begin):
@@ -144,7 +139,7 @@ def fleet(address: str, load: Load, feeders: int = 2) -> Iterator[float]:
     """Start the producers; yields the wall clock at which they all begin."""
     begin = time.time() + 3.0 + load.processes / 100
     ranks = list(range(load.sources))
-    jobs: list[Any] = [(quiet_report, rank) for rank in ranks[: load.processes]]
+    jobs: list[Any] = [(report, rank) for rank in ranks[: load.processes]]
     rest = ranks[load.processes :]
     jobs += [(simulate, rest[part::feeders]) for part in range(feeders) if rest[part::feeders]]
     gc.freeze()
@@ -188,6 +183,8 @@ class Seen:
     lost: int = 0
     dropped: int = 0
     malformed: int = 0
+    starved_s: float = 0.0
+    """Time for which its main thread was ready and got no CPU: what of the lag is this machine's."""
     known_after_s: float = 0.0
     """Until every source of the fleet was known, from the moment they connected."""
 
@@ -260,6 +257,14 @@ class Viewer:
         return sum(int(cell[field_]) for cell in folded or single)
 
 
+def starved_s(pid: int) -> float:
+    """Seconds for which the main thread of a process has waited for a CPU so far (Linux; else 0)."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def measure_daemon(load: Load, folder: Path) -> Seen:
     """The fleet against a real daemon."""
     os.environ["RLTOP_DIR"] = str(folder)
@@ -281,10 +286,12 @@ def measure_daemon(load: Load, folder: Path) -> Seen:
             seen.ping_ms.clear()
             seen.delta_bytes = 0
             records, cpu, began = viewer.total("records"), process.cpu_times(), time.monotonic()
+            starved = starved_s(run.pid)
             while (now := time.monotonic() - began) < load.seconds - 2:
                 viewer.look(1.0)
                 seen.rss.append((now, process.memory_info().rss / 1e6))
             after = process.cpu_times()
+            seen.starved_s = starved_s(run.pid) - starved
             seen.cpu_s = after.user + after.system - cpu.user - cpu.system
             seen.records = viewer.total("records") - records
             seen.wall_s = time.monotonic() - began
@@ -367,7 +374,11 @@ def rows(load: Load, folder: Path) -> list[tuple[str, str, str]]:
         ("a viewer's ping: median, max", f"{statistics.median(seen.ping_ms):.0f}, {max(seen.ping_ms):.0f} ms", ""),
         ("records lost, dropped, malformed", f"{seen.lost}, {seen.dropped}, {seen.malformed}", "counted"),
         ("memory, and its slope", f"{seen.rss[-1][1]:.0f} MB, {seen.slope():+.2f} MB a minute", "flat"),
-        ("CPU of the daemon", f"{seen.cpu_s / seen.wall_s * 100:.0f} % of a core", ""),
+        (
+            "CPU of the daemon, and waiting for one",
+            f"{seen.cpu_s / seen.wall_s * 100:.0f} % of a core, {seen.starved_s / seen.wall_s * 100:.0f} % of the time",
+            "",
+        ),
         (
             "CPU per record: rltop, a bare pyzmq + msgpack loop",
             f"{seen.cpu_us:.0f} us, {peer.cpu_us:.0f} us",
