@@ -403,7 +403,9 @@ class Engines:
             told["crashes"] = crashes(before, cell, self._core.now(), rollout)
             self._core.set(key, {**carried(before, cell), **told, "id": engine_id, "owner": "rltop"})
             args = (self._core.table.get("run") or {}).get("args") or {}
-            self._core.set(f"toggles/{engine_id}", toggle_cells(cell, self._offered(engine_id), trainer_sides(args)))
+            # Nobody switches what is on trial, and to try all switches of every new command line takes long.
+            offered = {} if cell.get("reserved") else self._offered(engine_id)
+            self._core.set(f"toggles/{engine_id}", toggle_cells(cell, offered, trainer_sides(args)))
         self.refresh()
 
     def event(self, level: str, text: str, engine_id: str, before: str, after: str) -> None:

@@ -73,11 +73,7 @@ def parse(argv: Sequence[str], *, version: str, read: Callable[[str], str] | Non
                 position += 1
     if strangers:
         errors.append(f"unrecognized arguments: {' '.join(strangers)}")
-    # Of several options with one destination the first one's default counts, as in argparse.
-    values: dict[str, Any] = {}
-    for option in spec.options:
-        if option.has_default:
-            values.setdefault(option.dest, option.default)
+    values: dict[str, Any] = dict(spec.defaults)
     warnings = list(notes)
     for one in given:
         if one.option.kind != "none":

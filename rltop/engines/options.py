@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -60,6 +60,8 @@ class Table:
     version: str
     options: tuple[Option, ...]
     by_spelling: dict[str, Option]
+    defaults: Mapping[str, Any]
+    """Field -> default. Of several options with one field the first one's counts, as in argparse."""
     note: str = ""
     """Not empty: another release's list is used, and why."""
 
@@ -96,14 +98,19 @@ def table(version: str) -> Table:
     """The options of this release, or of the nearest one that has a list."""
     name, note = nearest(version)
     base = _load(name)
-    return base if not note else Table(base.version, base.options, base.by_spelling, note)
+    return base if not note else replace(base, note=note)
 
 
 @cache
 def _load(version: str) -> Table:
     text = (resources.files(__package__) / "arguments" / f"{version}.json").read_text(encoding="utf-8")
     options = tuple(_option(*row) for row in json.loads(text)["options"])
-    return Table(version, options, {spelling: option for option in options for spelling in option.spellings})
+    spellings = {spelling: option for option in options for spelling in option.spellings}
+    defaults: dict[str, Any] = {}
+    for option in options:
+        if option.has_default:
+            defaults.setdefault(option.dest, option.default)
+    return Table(version, options, spellings, defaults)
 
 
 def _option(spellings: list[str], dest: str, kind: Kind, extra: dict[str, Any]) -> Option:

@@ -26,13 +26,15 @@ from rltop.engines.toggles import read_argv
 from rltop.engines.traffic import Cycle, Replay, ReplayCounts
 from rltop.evidence.priors import load
 from rltop.protocol.messages import Command
-from tests.engines.fleet_world import FakeProcess, World
+from tests.engines.fleet_world import Behaviour, FakeProcess, World
 
 ARGS = ("--speculative-algorithm", "NGRAM", "--chunked-prefill-size", "8192")
 TOGGLES = ("speculative", "overlap_schedule", "radix_cache", "chunked_prefill")
 POLICY = FleetPolicy(
     drain_s=5, abort_s=1, term_s=4, kill_s=2, reclaim_s=5, start_s=30, launch_s=10, lost_s=20, dying_s=5, keep_serving=0
 )
+START = Behaviour(load_s=0.4, capture_s=0.2, term_s=0.1)
+"""A virtual second costs the test some milliseconds, and every trial begins with a start."""
 IMA = (
     "Scheduler hit an exception: Traceback (most recent call last):",
     '  File "/s/sglang/srt/managers/scheduler.py", line 1, in run_scheduler_process',
@@ -48,6 +50,7 @@ class Lab:
     def __init__(self, folder: Path, bug: Sequence[str] | None, *, mean_s: float = 1.0, seed: int = 0) -> None:
         """bug: toggles that must all be on; None: it never strikes. mean_s: to the crash, virtual seconds."""
         self.world = World(folder, policy=POLICY)
+        self.world.launcher.behaviour = START
         self.bug, self.mean_s = bug, mean_s
         self.rng = random.Random(seed)
         self.events: list[tuple[str, str]] = []

@@ -55,6 +55,14 @@ CASES = {
 }
 
 
+def fewer(case: Case) -> Case:
+    """With its culprit and two others at most: a trial is a process that starts, and CI pays for it."""
+    if not case.culprit:
+        return case
+    others = [name for name in case.toggles if name not in case.culprit][: max(1, 3 - len(case.culprit))]
+    return replace(case, toggles=tuple(name for name in case.toggles if name in case.culprit or name in others))
+
+
 async def found(
     folder: Path, case: Case, *, seed: int, kind: str = "null", engines: int = 1, **args: Any
 ) -> dict[str, Any]:
@@ -87,7 +95,7 @@ def right(cell: dict[str, Any], case: Case) -> bool:
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_culprit_is_named(tmp_path: Path, seed: int) -> None:
     """All at once: their engines mostly wait."""
-    cells = await asyncio.gather(*(found(tmp_path / name, case, seed=seed) for name, case in CASES.items()))
+    cells = await asyncio.gather(*(found(tmp_path / name, fewer(case), seed=seed) for name, case in CASES.items()))
     wrong = {
         name: (cell["state"], cell["verdict"])
         for (name, case), cell in zip(CASES.items(), cells, strict=True)

@@ -68,7 +68,7 @@ def back(lab: Lab, record: Record) -> None:
         assert lab.world.cells[name]["reserved"] == ""
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 5))])
 @pytest.mark.parametrize(
     "bug",
     [
@@ -90,13 +90,13 @@ def test_the_culprit_is_named(tmp_path: Path, bug: tuple[str, ...], seed: int) -
 
 def test_no_arm_crashes(tmp_path: Path) -> None:
     lab = Lab(tmp_path, None)
-    record = play(lab, budget_min=200)
+    record = play(lab, budget_min=90)
     assert record.state == "budget"
     assert record.verdict is not None
     assert "it did not crash again" in record.verdict.text
     assert "this traffic with these weights does not bring the crash back" in record.verdict.text
     assert not [row for row in record.trials if row.outcome == "crashed"]
-    assert 200 <= record.minutes < 260
+    assert 90 <= record.minutes < 150
     back(lab, record)
 
 
@@ -206,7 +206,7 @@ def test_none_of_the_engines_starts(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_no_evidence(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, ("radix_cache",), mean_s=120.0, seed=1)
+    lab = Lab(tmp_path, ("radix_cache",), mean_s=12.0, seed=1)
     hung: list[FakeProcess] = []
 
     def hangs(process: FakeProcess) -> bool:
@@ -358,7 +358,7 @@ def test_a_full_disk_ends_it_and_the_engines_go_back_when_there_is_room(tmp_path
     back(lab, record)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
 def test_it_goes_on_under_the_next_daemon(tmp_path: Path, seed: int) -> None:
     """kill -9 of the daemon, again and again, at any moment; what its file says is all that is left."""
     lab = Lab(tmp_path, ("speculative", "radix_cache"), seed=seed)
@@ -375,7 +375,7 @@ def test_it_goes_on_under_the_next_daemon(tmp_path: Path, seed: int) -> None:
                 (record,), _ = lab.records.read_all()
                 runner = lab.runner(fleet, record)
                 task = asyncio.create_task(runner.run())
-                done, _ = await asyncio.wait([task], timeout=lab.rng.uniform(0.1, 12.0) if lives < 12 else 3000.0)
+                done, _ = await asyncio.wait([task], timeout=lab.rng.uniform(0.1, 5.0) if lives < 20 else 3000.0)
                 kept = (tmp_path / "bisect" / "1" / "record.json").read_bytes()
                 if done:
                     task.result()
@@ -498,10 +498,13 @@ def test_an_arm_that_never_starts_is_left_out_and_the_others_go_on(tmp_path: Pat
     lab = Lab(tmp_path, ("speculative",), seed=4)
     launcher = lab.world.launcher
     start = launcher.start
+    bad: list[tuple[str, ...]] = []
 
     async def fails(spec: Any) -> Any:
-        if "--disable-radix-cache" in spec.args and spec.args.count("--disable-overlap-schedule") == 0:
-            raise RltopError("the pool does not fit")
+        if spec.args != ARGS:
+            bad.append(spec.args)
+            if spec.args == bad[0]:
+                raise RltopError("the pool does not fit")
         return await start(spec)
 
     launcher.start = fails  # type: ignore[method-assign]
@@ -509,10 +512,9 @@ def test_an_arm_that_never_starts_is_left_out_and_the_others_go_on(tmp_path: Pat
     assert record.verdict is not None
     assert (record.state, record.verdict.culprit) == ("found", ("speculative",)), lab.events
     lost = [row for row in record.trials if row.outcome == "lost"]
-    assert lost
+    assert [row.n for row in lost] == [1, 2]
     assert all("the pool does not fit" in row.note for row in lost)
-    assert record.barred
-    assert all("radix_cache" not in on and "overlap_schedule" in on for on in record.barred)
+    assert record.barred == [lost[0].asked_on]
     assert not record.dropped
     assert [note for note in record.notes if "does not start here and is left out" in note]
     back(lab, record)
@@ -587,7 +589,7 @@ def test_engines_with_other_arguments_do_not_go_on_with_it(tmp_path: Path) -> No
 
 def test_its_stage_changes_only_when_a_trial_ends(tmp_path: Path) -> None:
     """It becomes an event of the run's log."""
-    lab = Lab(tmp_path, ("radix_cache",), mean_s=20.0)
+    lab = Lab(tmp_path, ("radix_cache",), mean_s=8.0)
     seen: list[str] = []
 
     async def looks(fleet: Fleet, runner: Any) -> None:
