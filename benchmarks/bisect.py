@@ -200,6 +200,7 @@ def _strategy(job: Job) -> Strategy:
         seed=job.seed,
         exposure="start" if job.setting.start else "load",
         grid=known_grid(job.bug.mean_min) if job.what == ORACLE else None,
+        engines=job.engines,
     )
     return Ours(planner)
 

@@ -22,22 +22,24 @@ from typing import Literal
 from rltop.bisect.belief import Belief, believe
 from rltop.bisect.hazard import Grid, load_grid, starts_grid
 from rltop.bisect.outlook import Group, Outlook, Window
+from rltop.bisect.proof import DOUBTFUL, SURVIVES, Asked, Owed, Seen, owed, paid, seen, told_by
 from rltop.bisect.space import OTHER, Space
 from rltop.bisect.trials import Running, Trial
 
 __all__ = ["Budget", "Next", "Planner", "Running", "Trial", "Verdict"]
 
-SURE = 0.95
-NONE_LEFT = 0.012
-"""No culprit is named while "none of these" is believed more than this."""
-SURVIVES = (3.0, 2.2, 1.6)
-"""Quiet with everything on but a member of a named single, pair or triple, in mean times to a crash, at the least."""
+SURE = (0.95, 0.98)
+"""A culprit is named that is believed so much: on one engine, and on several, where being surer takes few minutes."""
+NONE_LEFT = (0.012, 0.008)
+"""No culprit is named while "none of these" is believed more than this. (One engine, several.)"""
 WINDOWS = (0.5, 1.5, 4.0)
 """Trial lengths that are weighed, in believed mean minutes to the crash."""
 CLOSE = 0.02
 """Arms within so much of the best are equally good; chance (seeded) takes one, so that engines do not all copy."""
-WANTED = 1.15
-"""An arm that the likeliest culprit needs to be named anyway is worth so many times more."""
+OWED_BITS = 0.4
+"""A mean time to a crash of what has to be shown anyway, before the culprit is named, is worth so many bits.
+(Simulated, on other bugs than are measured: 0 takes a sixth longer, 0.3 to 0.6 make no difference.)
+"""
 PATIENCE = 1.2
 """A trial goes on unless another is so many times better: a restart that tells little more is none."""
 MOST_ARMS = 400
@@ -95,6 +97,19 @@ class _Worth:
 
 
 @dataclass(frozen=True, slots=True)
+class _Debt:
+    """What the arms owe to a proof."""
+
+    owed: Owed
+    rate: float
+    """Bits per minute (or start) of it."""
+
+    def bits(self, arm: int, exposure: float) -> float:
+        """What so much exposure in an arm is worth for that."""
+        return self.rate * paid(self.owed.get(arm, ()), exposure)
+
+
+@dataclass(frozen=True, slots=True)
 class Planner:
     """A bisection over a space. Holds no state: everything follows from the trials.
 
@@ -104,6 +119,7 @@ class Planner:
     barred: arms that SGLang refuses, or that could not be started. Not one in which a trial counted.
     exposure: "load", or "start" if the hunted crash comes before the first request: then every start is one exposure.
     grid: hazards that are believed possible; None: all of that exposure.
+    engines: that take part.
     """
 
     space: Space
@@ -114,6 +130,9 @@ class Planner:
     barred: frozenset[int] = frozenset()
     exposure: Literal["load", "start"] = "load"
     grid: Grid | None = None
+    engines: int = 1
+    _asks: dict[int, Asked] = field(init=False, repr=False, compare=False)
+    """Per culprit, once it was needed."""
     _arms: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _last: dict[tuple[Trial, ...], Belief] = field(init=False, repr=False, compare=False)
     """The newest belief: a verdict and the choices of all free engines are made from the same trials."""
@@ -121,6 +140,7 @@ class Planner:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_arms", self._all_arms())
         object.__setattr__(self, "_last", {})
+        object.__setattr__(self, "_asks", {})
         same = {culprit: self._closure(culprit) for culprit in self.space.culprits if culprit != OTHER}
         object.__setattr__(self, "space", self.space.merged(same))
 
@@ -188,18 +208,18 @@ class Planner:
     def choose(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, engine: str = "") -> Next:
         """What a free engine should do. A trial of its own that it may go on with is in `running` under its name."""
         belief = self.believe(trials, running)
-        lacks = self._lacks(belief, trials, running)
-        if (last := self._last_word(belief, lacks, trials, running, engine)) is not None:
+        mean, shown = belief.mean_minutes(), self._seen(trials, running)
+        if (last := self._last_word(belief, self._lacks(belief, shown, mean), trials, running, engine)) is not None:
             return last
         others = [one for one in running if one.engine != engine]
         mine = next((one for one in running if one.engine == engine), None)
-        lengths = self._lengths(belief)
+        lengths = self._lengths(mean)
         outlook = Outlook(belief)
         windows = [outlook.window(length) for length in lengths]
         outlook.beside(others, windows[min(1, len(windows) - 1)])
-        stay = self._stay(outlook, mine, lengths) if mine is not None and self.exposure == "load" else None
-        wanted = frozenset(lacks)
-        rows = self._best(outlook, windows, wanted, but=None if stay is None else stay.arm)
+        debt = _Debt(owed(self._asked(belief), shown, mean, others), OWED_BITS / mean)
+        stay = self._stay(outlook, mine, lengths, debt) if mine is not None and self.exposure == "load" else None
+        rows = self._best(outlook, windows, debt, but=None if stay is None else stay.arm)
         if stay is not None and (not rows or stay.rate * PATIENCE >= max(row.rate for row in rows)):
             rows = [stay]
         best = max(row.rate for row in rows)
@@ -208,21 +228,19 @@ class Planner:
         why = self._why(belief, then, goes_on=then is stay)
         return Next(then.arm, self._minutes(then.length), then.bits, then.crash, why)
 
-    def _lengths(self, belief: Belief) -> list[float]:
+    def _lengths(self, mean: float) -> list[float]:
         """Lengths of a trial that are weighed, in the unit of exposure."""
         if self.exposure == "start":
             return [1.0]
-        scale = max(belief.mean_minutes(), self.budget.shortest_trial_min)
+        scale = max(mean, self.budget.shortest_trial_min)
         return sorted({self._bounded(scale * part) for part in WINDOWS})
 
     def _minutes(self, length: float) -> float:
         """How long that takes once the engine is ready."""
         return 0.0 if self.exposure == "start" else length
 
-    def _best(
-        self, outlook: Outlook, windows: Sequence[Window], wanted: frozenset[int], *, but: int | None
-    ) -> list[_Worth]:
-        """What the best arms are worth, and those about as good. wanted: what the likeliest culprit lacks to be named.
+    def _best(self, outlook: Outlook, windows: Sequence[Window], debt: _Debt, *, but: int | None) -> list[_Worth]:
+        """What the best arms are worth, and those about as good.
 
         What an arm tells beside the others is never more than what it tells alone: where that is too little already,
         the dearer question is not asked.
@@ -234,35 +252,38 @@ class Planner:
         restart = self.budget.restart_min
         bounds = []
         for group, arms in groups.items():
-            needed = next((arm for arm in arms if arm in wanted), None)
-            factor = 1.0 if needed is None else WANTED
+            owing = [arm for arm in arms if arm in debt.owed]
             for when in windows:
                 crash = outlook.crash(group, when)
-                rate = factor / (self._minutes(when.length) * (1.0 - crash / 2) + restart)
-                bounds.append((rate * outlook.alone(group, when, crash), rate, group, needed, when, crash))
+                took = when.length * (1.0 - crash / 2)
+                rate = 1.0 / (self._minutes(took) + restart)
+                pays, needed = max([(debt.bits(arm, took), arm) for arm in owing], default=(0.0, None))
+                most = rate * (outlook.alone(group, when, crash) + pays)
+                bounds.append((most, rate, group, needed, pays, when, crash))
         bounds.sort(key=lambda row: -row[0])
         found: list[tuple[_Worth, Group, int | None]] = []
         best = 0.0
-        for most, rate, group, needed, when, crash in bounds:
+        for most, rate, group, needed, pays, when, crash in bounds:
             if found and most < best * (1.0 - CLOSE):
                 break
             bits = outlook.bits(group, when, crash)
-            best = max(best, rate * bits)
-            found.append((_Worth(rate * bits, groups[group][0], when.length, crash, bits), group, needed))
+            worth = rate * (bits + pays)
+            best = max(best, worth)
+            found.append((_Worth(worth, groups[group][0], when.length, crash, bits), group, needed))
         return [
             replace(worth, arm=_most_telling(groups[group], group, outlook) if needed is None else needed)
             for worth, group, needed in found
             if worth.rate >= best * (1.0 - CLOSE)
         ]
 
-    def _stay(self, outlook: Outlook, mine: Running, lengths: Sequence[float]) -> _Worth:
+    def _stay(self, outlook: Outlook, mine: Running, lengths: Sequence[float], debt: _Debt) -> _Worth:
         """What it is worth to go on with a trial."""
         group, found = outlook.group(mine.arm), []
         for length in lengths:
             when = outlook.window(length, age=mine.minutes)
             crash = outlook.crash(group, when)
-            bits = outlook.bits(group, when, crash)
-            found.append(_Worth(bits / (length * (1.0 - crash / 2)), mine.arm, length, crash, bits))
+            bits, took = outlook.bits(group, when, crash), length * (1.0 - crash / 2)
+            found.append(_Worth((bits + debt.bits(mine.arm, took)) / took, mine.arm, length, crash, bits))
         return max(found)
 
     def _last_word(
@@ -270,16 +291,16 @@ class Planner:
     ) -> Next | None:
         """What a named culprit still lacks. It is believed anyway and so tells little, but a person wants it."""
         culprit, chance = belief.best()
-        if chance < SURE:
+        if chance < self._sure(culprit):
             return None
-        if engine not in _told_by(trials, engine):
+        if engine not in told_by(trials, engine):
             lacks = [arm for arm in lacks if arm & culprit == culprit]
         if not lacks:
             return None
         # Engines share what is lacking, and one that does its part already goes on with it.
         at_work = {one.arm: one.engine == engine for one in sorted(running, key=lambda one: one.engine == engine)}
         arm = min(lacks, key=lambda arm: 0 if at_work.get(arm) else 1 if arm not in at_work else 2)
-        length = self._lengths(belief)[-1]
+        length = self._lengths(belief.mean_minutes())[-1]
         outlook = Outlook(belief)
         crash = outlook.crash(outlook.group(arm), outlook.window(length))
         must = "nothing but it is on, and it has to crash"
@@ -288,38 +309,35 @@ class Planner:
         why = f"{self.space.words(culprit)} is {chance:.0%} sure: now {must}"
         return Next(arm, self._minutes(length), 0.0, crash, why)
 
-    def _lacks(self, belief: Belief, trials: Sequence[Trial], running: Sequence[Running]) -> list[int]:
-        """Arms that have not yet shown what a person asks for before the likeliest culprit is named.
-
-        A crash in the barest arm that has it; quiet with everything on but one member, for each of them, for so many
-        times as long as a crash takes where it comes. What is between these two arms is in the belief; this is what a
-        bug that is not in the belief at all (two at once, a broken engine) does not do.
-        """
+    def _lacks(self, belief: Belief, shown: Seen, mean: float) -> list[int]:
+        """Arms that have not yet shown what a person asks for before the likeliest culprit is named."""
         culprit, _ = belief.best()
-        if culprit == OTHER:
-            return []
-        bare = self._bare(culprit)
-        found = [] if any(trial.crashed and trial.counts and trial.arm == bare for trial in trials) else [bare]
-        engines = _told_by(trials, *(one.engine for one in running))
-        least = belief.mean_minutes() * SURVIVES[min(self.space.core(culprit).bit_count(), len(SURVIVES)) - 1]
-        for name in self.space.names(self.space.core(culprit)):
-            rest = self._effective(self.space.all_on & ~self.space.mask([name]))
-            if rest not in self.barred and self._quiet_in(rest, engines, trials, running) < least:
-                found.append(rest)
+        return [] if culprit == OTHER else shown.lacks(self._ask(culprit), mean)
+
+    def _seen(self, trials: Sequence[Trial], running: Sequence[Running]) -> Seen:
+        engines = told_by(trials, *(one.engine for one in running))
+        return seen(trials, running, engines, starts=self.exposure == "start")
+
+    def _asked(self, belief: Belief) -> list[tuple[float, Asked]]:
+        """(What is believed of a culprit, what it is asked for.)"""
+        pairs = zip(belief.space.culprits, belief.probability, strict=True)
+        return [(chance, self._ask(one)) for one, chance in pairs if chance >= DOUBTFUL and one != OTHER]
+
+    def _ask(self, culprit: int) -> Asked:
+        if (found := self._asks.get(culprit)) is None:
+            core = self.space.core(culprit)
+            rests = [self._effective(self.space.all_on & ~self.space.mask([one])) for one in self.space.names(core)]
+            found = Asked(
+                self._bare(culprit),
+                tuple(rest for rest in rests if rest not in self.barred),
+                SURVIVES[min(core.bit_count(), len(SURVIVES)) - 1],
+            )
+            self._asks[culprit] = found
         return found
 
-    def _quiet_in(
-        self, arm: int, engines: frozenset[str], trials: Sequence[Trial], running: Sequence[Running]
-    ) -> float:
-        """Quiet exposure of an arm on these engines, since it last crashed."""
-        found = 0.0
-        for trial in trials:
-            if trial.arm == arm and trial.counts:
-                more = 1.0 if self.exposure == "start" else trial.minutes
-                found = 0.0 if trial.crashed else found + more * (trial.engine in engines)
-        if self.exposure == "start":
-            return found
-        return found + sum(one.minutes for one in running if one.arm == arm and one.engine in engines)
+    def _sure(self, culprit: int) -> float:
+        """Of none of these, more engines are not asked for more: it crashed with everything off."""
+        return SURE[self.engines > 1 and culprit != 0]
 
     def verdict(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, minutes: float = 0.0) -> Verdict:
         """Where it stands after `minutes` of wall time."""
@@ -327,13 +345,13 @@ class Planner:
         culprit, chance = belief.best()
         left = tuple(belief.ranking(0.02))
         words = self.space.words(culprit)
-        sure = chance >= SURE and (culprit == 0 or belief.of(0) <= NONE_LEFT)
-        if culprit != OTHER and sure and not self._lacks(belief, trials, running):
+        sure = chance >= self._sure(culprit) and (culprit == 0 or belief.of(0) <= NONE_LEFT[self.engines > 1])
+        if culprit != OTHER and sure and not self._lacks(belief, self._seen(trials, running), belief.mean_minutes()):
             if culprit == 0:
                 return Verdict("none", 0, chance, f"it crashes with all of these toggles off: {words}")
             text = f"{words}: {self._grounds(culprit, trials, running)}"
             return Verdict("found", culprit, chance, text)
-        if belief.of(OTHER) >= SURE:
+        if belief.of(OTHER) >= SURE[0]:
             text = (
                 "no single toggle, pair or triple explains the outcomes: four together, more than one bug, or outcomes "
                 "that contradict each other"
@@ -395,14 +413,6 @@ class Planner:
             f"{'go on' if goes_on else 'try'} {what}: {inside:.0%} of the belief says that it can crash there, "
             f"{then.crash:.0%} that it does {when}"
         )
-
-
-def _told_by(trials: Sequence[Trial], *others: str) -> frozenset[str]:
-    """Engines of the trials, and `others`, whose quiet says something: they crashed in some arm. Unknown ones do."""
-    crashed = {trial.engine for trial in trials if trial.crashed and trial.counts} | {""}
-    if any(trial.crashed and trial.counts and not trial.engine for trial in trials):
-        crashed |= {trial.engine for trial in trials}.union(others)
-    return frozenset(crashed)
 
 
 def _most_telling(arms: Sequence[int], group: Group, outlook: Outlook) -> int:

@@ -47,7 +47,8 @@ class Asked:
     def planner(self, found: Space, seed: int) -> Planner:
         """As a daemon would make it."""
         exposure: Literal["load", "start"] = "start" if self.law == "start" else "load"
-        return Planner(found, Budget(self.budget_min, self.restart_min), seed=seed, exposure=exposure)
+        budget = Budget(self.budget_min, self.restart_min)
+        return Planner(found, budget, seed=seed, exposure=exposure, engines=self.engines)
 
 
 def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:

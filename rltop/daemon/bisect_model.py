@@ -65,6 +65,7 @@ class Model:
             seed=record.seed,
             barred=frozenset(known.mask(names) for names in record.barred),
             exposure="start" if record.crash.at_start else "load",
+            engines=max(1, len(record.engines)),
         )
 
     def fixed(self) -> dict[str, str]:

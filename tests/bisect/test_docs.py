@@ -9,7 +9,8 @@ import pytest
 
 from rltop.bisect.belief import Trial
 from rltop.bisect.hazard import laws
-from rltop.bisect.planner import NONE_LEFT, PATIENCE, SURE, SURVIVES, Planner
+from rltop.bisect.planner import NONE_LEFT, PATIENCE, SURE, Planner
+from rltop.bisect.proof import SURVIVES
 from rltop.bisect.space import OTHER, space
 from rltop.evidence.priors import load
 
@@ -73,7 +74,7 @@ def test_the_tables_of_priors_are_the_shipped_ones() -> None:
 def test_the_constants_are_the_codes() -> None:
     flat = " ".join(PAGE.split())
     assert f"a grid of {len(laws())} laws" in flat
-    assert f"at least {SURE:.0%}".replace("%", " %") in flat
-    assert f"at most {NONE_LEFT:.1%}".replace("%", " %") in flat
+    assert f"at least {SURE[0]:.0%} ({SURE[1]:.0%} on several engines)".replace("%", " %") in flat
+    assert f"at most {NONE_LEFT[0]:.1%} ({NONE_LEFT[1]:.1%})".replace("%", " %") in flat
     assert f"for {SURVIVES[0]} mean times to a crash (of a pair {SURVIVES[1]}, of a triple {SURVIVES[2]})" in flat
     assert f"at least {PATIENCE} times better" in flat

@@ -116,7 +116,7 @@ def _first_steps(engines: int) -> list[tuple[str, int]]:
 
 
 def test_a_rehearsal_tells_every_step_with_its_reason() -> None:
-    steps = rehearse(Planner(SPACE, Budget(minutes=1e5), seed=3), Bug((0b001,), 8.0), engines=2, seed=3).steps
+    steps = rehearse(Planner(SPACE, Budget(minutes=1e5), seed=3), Bug((0b011,), 8.0), engines=2, seed=3).steps
     assert [step.minutes for step in steps] == sorted(step.minutes for step in steps)
     assert all(step.why for step in steps if step.what in ("started", "goes on"))
     assert {step.what for step in steps} >= {"started", "crashed", "quiet"}
