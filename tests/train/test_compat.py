@@ -36,6 +36,13 @@ def test_loading_twice_changes_nothing_more() -> None:
     assert schedules.torch is namespace
 
 
+def test_no_function_of_megatrons_is_compiled_and_no_compiler_imported() -> None:
+    load_megatron()
+    fused = importlib.import_module("megatron.core.fusions.fused_bias_geglu")
+    assert fused.bias_geglu.__module__ == fused.__name__
+    assert not hasattr(fused.bias_geglu, "_torchdynamo_orig_callable")
+
+
 def test_with_cuda_nothing_is_corrected() -> None:
     """In a process of its own: this one's Megatron is corrected already."""
     program = (
@@ -45,9 +52,12 @@ def test_with_cuda_nothing_is_corrected() -> None:
         "seen = [getattr(m, 'torch', None) for name, m in sys.modules.items() if name.startswith('megatron')]\n"
         "print(megatron.on_cpu, [torch for torch in seen if type(torch).__name__ == '_Namespace'])\n"
         "print(optimizer.clip_grad_by_total_norm_fp32.__module__, random._CUDA_RNG_STATE_TRACKER)\n"
+        "from megatron.core.fusions.fused_bias_geglu import bias_geglu\n"
+        "print(hasattr(bias_geglu, '_torchdynamo_orig_callable'))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-2:] == ["False []", "megatron.core.optimizer.clip_grads None"]
+    told = ["False []", "megatron.core.optimizer.clip_grads None", "True"]
+    assert done.stdout.splitlines()[-3:] == told
 
 
 def test_importing_the_backend_package_is_light() -> None:

@@ -85,6 +85,8 @@ def load_megatron() -> Megatron:
     version = _installed_version()
     on_cpu = not torch.cuda.is_available()
     _stub_modules_that_need_triton(version)
+    if on_cpu:
+        _leave_functions_uncompiled()
     with quietly():
         core = importlib.import_module("megatron.core")
         megatron = Megatron(
@@ -191,6 +193,22 @@ def _unavailable(name: str) -> Any:
         raise RltopError(f"{name} needs triton", where="Megatron-Core", do="pip install triton")
 
     return refuse
+
+
+def _leave_functions_uncompiled() -> None:
+    """Megatron decorates its fused functions with `torch.compile`, which imports torch's compiler: 2 of the 5 s that
+    `import megatron.core` takes in every rank. On a CPU nothing calls them, and a call would want a C++ compiler."""
+    name = "megatron.core.jit"
+    if name in sys.modules:
+        return
+
+    def plain(function: Any) -> Any:
+        return function
+
+    stub = ModuleType(name)
+    stub.__dict__.update(jit_fuser=plain, noop_decorator=plain)
+    stub.__dict__.update(enable_jit_fuser=lambda: None, disable_jit_fuser=lambda: None)
+    sys.modules[name] = stub
 
 
 # --- the namespace that Megatron sees instead of torch -------------------------------------------------------------
