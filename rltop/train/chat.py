@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rltop.errors import RltopError
 from rltop.train.task import Demonstration, Messages
+
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names, in transformers 4 and 5, of the class that is nothing but `tokenizer.json`."""
 
 
 class Chat:
@@ -19,10 +23,8 @@ class Chat:
 
     def __init__(self, checkpoint: Path, *, use_template: bool) -> None:
         """Raises RltopError if `transformers` cannot load the tokenizer, or it has no end-of-turn token."""
-        from transformers import AutoTokenizer
-
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(checkpoint), local_files_only=True)
+            self._tokenizer: Any = _tokenizer_class(checkpoint).from_pretrained(str(checkpoint), local_files_only=True)
         except (OSError, ValueError) as error:
             raise RltopError("tokenizer unreadable", where=str(checkpoint), why=str(error).splitlines()[0]) from error
         if self._tokenizer.eos_token_id is None:
@@ -57,3 +59,18 @@ class Chat:
     def read(self, ids: Sequence[int]) -> str:
         """Text of a response; special tokens, such as the one that ends the turn, are left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _tokenizer_class(checkpoint: Path) -> Any:
+    """The class that transformers would take. Where the checkpoint names the plain one, the search for it is spared:
+    that imports torch, which a rollout process has no other use for, and takes 2 s."""
+    import transformers
+
+    try:
+        config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        return transformers.AutoTokenizer
+    named = config.get("tokenizer_class") if isinstance(config, dict) and "auto_map" not in config else None
+    if named in PLAIN and (checkpoint / "tokenizer.json").is_file():
+        return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
