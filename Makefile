@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # pip options, for example PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small CPU build of torch.
 PIP_ARGS ?=
 
-.PHONY: demo test soak bench lint fmt clean install
+.PHONY: demo test unit soak bench lint fmt clean install
 
 install: $(VENV)/.installed
 
@@ -25,7 +25,11 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# The linters beside the tests: mypy has one core to use, and the tests sometimes wait.
+test: install
+	@$(MAKE) --no-print-directory --jobs=2 lint unit
+
+unit: install
 	$(BIN)/pytest -q -n 2
 
 soak: install
