@@ -1,10 +1,11 @@
 """What a bisection costs and how often it is right, beside what people do today, on the same bugs and engines.
 
-    python -m benchmarks.bisect [--full] [--bugs 200] [--engines 1 8] [--setting plain] [--jobs 1]
+    python -m benchmarks.bisect [--full] [--bugs 200] [--engines 1 8] [--setting plain] [--jobs 1] [--seed 7]
 
 Strategies: rltop's planner, and `rltop.bisect.baselines`. The bugs are pinned in `bisect_scenarios.toml` and made
 by a simulator that knows nothing of the planner's model; hazards are told to nobody. The baselines' repetition is tuned
 on other bugs until they are right as often as the planner is on these: the ratio of minutes is at equal correctness.
+With `--seed` the bugs are others of the same mixes, which nobody has looked at.
 
 "right": the very culprit was named. "wrong": another was. The rest said that it can not be told. Intervals are 95 %:
 Wilson's for shares, the delta method on pairs for ratios.
@@ -43,6 +44,8 @@ QUICK = 200
 """Bugs per setting without `--full`."""
 BASELINES = (1, 2, 4, 8)
 REPEATS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0)
+OTHER_WORLDS = 5_000_000
+"""Numbers of the random worlds that bugs of another seed are played in begin here."""
 ORACLE = "rltop, if it were told the mean time to a crash"
 TUNING_BUGS = {"exhaustive": 2000, "ddmin": 400}
 """At the most; a run on few bugs tunes on few. On too few a bad choice looks good, and is right less elsewhere."""
@@ -92,9 +95,9 @@ class Scenarios:
     tuning_seed: int
     settings: tuple[Setting, ...]
 
-    def found(self, setting: Setting, count: int, *, tuning: bool = False) -> list[Bug]:
-        """The bugs of a setting."""
-        seed = self.tuning_seed if tuning else self.seed
+    def found(self, setting: Setting, count: int, *, tuning: bool = False, seed: int | None = None) -> list[Bug]:
+        """The bugs of a setting. seed: others than the pinned."""
+        seed = self.tuning_seed if tuning else self.seed if seed is None else seed
         return list(bugs(self.toggles, _space(self.toggles).mask, count=count, seed=seed, mix=setting.mix))
 
     def digest(self, setting: Setting) -> str:
@@ -270,13 +273,15 @@ def ratio(mine: Row, theirs: Row) -> tuple[float, float]:
 class Bench:
     """Plays bugs on this machine's cores."""
 
-    def __init__(self, pool: ProcessPoolExecutor | None, count: int) -> None:
+    def __init__(self, pool: ProcessPoolExecutor | None, count: int, *, seed: int | None = None) -> None:
         self._pool = pool
         self._count = count
+        self._seed = seed
 
     def measure(self, what: str, setting: Setting, engines: int, *, knobs: tuple[float, ...] = ()) -> Row:
         """All bugs of a setting with one strategy."""
-        return self._play(what, setting, engines, scenarios().found(setting, self._count), 0, knobs)
+        found = scenarios().found(setting, self._count, seed=self._seed)
+        return self._play(what, setting, engines, found, 0 if self._seed is None else OTHER_WORLDS, knobs)
 
     def tuned(self, what: str, setting: Setting, engines: int, right: float) -> tuple[float, ...]:
         """The cheapest (baseline crashes, repetitions) that is right so often on other bugs; else the most often right.
@@ -309,11 +314,11 @@ class Bench:
 
 
 def rows(
-    count: int, *, names: Sequence[str] = (), engines: Sequence[int] = (), jobs: int = 1
+    count: int, *, names: Sequence[str] = (), engines: Sequence[int] = (), jobs: int = 1, seed: int | None = None
 ) -> Iterator[tuple[str, str, str]]:
     """(what, measured, goal) for the table, as they come."""
     pool = ProcessPoolExecutor(jobs) if jobs > 1 else None
-    bench = Bench(pool, count)
+    bench = Bench(pool, count, seed=seed)
     for setting in scenarios().settings:
         if names and setting.name not in names:
             continue
@@ -378,11 +383,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", type=int, nargs="+", default=[])
     parser.add_argument("--setting", nargs="+", default=[], choices=[one.name for one in scenarios().settings])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="other bugs than the pinned, of the same mixes")
     given = parser.parse_args(argv)
     count = scenarios().bugs if given.full else given.bugs
-    print(f"{count} bugs per setting; x: of the exhaustive's minutes at equal correctness, the same engines and bugs")
+    which = "pinned" if given.seed is None else f"seed {given.seed}"
+    print(
+        f"{count} bugs per setting, {which}; x: of the exhaustive's minutes at equal correctness, same engines and bugs"
+    )
     began = time.monotonic()
-    for what, told, goal in rows(count, names=given.setting, engines=given.engines, jobs=given.jobs):
+    for what, told, goal in rows(count, names=given.setting, engines=given.engines, jobs=given.jobs, seed=given.seed):
         print(f"{what:<72}  {told:<88}  {goal}".rstrip(), flush=True)
     print(f"took {time.monotonic() - began:.0f} s")
 

@@ -21,6 +21,13 @@ def test_tuning_is_done_on_other_bugs() -> None:
     assert not set(PINNED.found(plain, 50)) & set(PINNED.found(plain, 50, tuning=True))
 
 
+def test_another_seed_is_other_bugs_in_other_worlds() -> None:
+    plain = PINNED.settings[0]
+    assert not set(PINNED.found(plain, 50)) & set(PINNED.found(plain, 50, seed=7))
+    pinned, other = (Bench(None, 3, seed=seed).measure("checklist", plain, 1) for seed in (None, 7))
+    assert pinned.ended != other.ended
+
+
 @pytest.mark.parametrize("what", ["rltop", "checklist", "exhaustive", "ddmin"])
 @pytest.mark.parametrize("engines", [1, 8])
 def test_each_strategy_ends_with_a_name(what: str, engines: int) -> None:
