@@ -179,7 +179,7 @@ class Bisections:
         """How an operation of an earlier daemon goes on: the bisection itself does so by its record."""
         runner, found = self._runner, (row["args"] or {}).get("id")
         begun = row["name"] == "bisect-start" or (row["name"] == "bisect-resume" and found is not None)
-        if begun and (runner is None or runner.record.id != found):
+        if begun and (runner is None or runner.record.id != found or runner.over):
             return self._ended_before(str(found), row)
         if row["name"] == "bisect-stop" and runner is not None and not runner.over:
             runner.stop(f"stopped by {row['who']}")

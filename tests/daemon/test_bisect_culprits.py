@@ -197,7 +197,11 @@ async def test_nineteen_of_twenty_on_the_cpu_engine(tmp_path: Path, name: str) -
             folder = tmp_path / str(seed)
             folder.mkdir()
             make_tiny_model(folder / "model", TinyModelConfig(seed=1))
-            cell = await found(folder, case, seed=seed, kind="cpu", engines=2, time_scale=SCALE / 4)
+            try:
+                cell = await found(folder, case, seed=seed, kind="cpu", engines=2, time_scale=SCALE / 4)
+            except (AssertionError, OSError) as error:  # the others go on
+                print(seed, "FAILED", error, flush=True)
+                return False
             named = right(cell, case)
             print(
                 seed, "right" if named else "WRONG", cell["state"], cell["verdict"]["words"], cell["counts"], flush=True
