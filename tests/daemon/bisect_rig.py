@@ -84,8 +84,8 @@ class Rig:
     # ---------------------------------------------------------------- a daemon's life
 
     @asynccontextmanager
-    async def life(self) -> AsyncIterator[Rig]:
-        """Cut off at the end, as by kill -9: whatever was going on is left as it is."""
+    async def life(self, *, begin: bool = True) -> AsyncIterator[Rig]:
+        """Cut off at the end, as by kill -9: whatever was going on is left as it is. begin: bisections go on."""
         self.core = FakeCore()
         options = EngineOptions.of({"engines": {"keep_serving": 0}})
         self.engines = Engines(
@@ -106,7 +106,8 @@ class Rig:
         self._ids = 0
         task = asyncio.create_task(self.engines.run())
         await self.engines.begin(stale=False)
-        self.bisections.begin()
+        if begin:
+            self.bisections.begin()
         try:
             yield self
         finally:

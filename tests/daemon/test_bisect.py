@@ -154,3 +154,38 @@ async def test_paused_resumed_and_stopped_by_its_operator(rig: Rig) -> None:
     assert {row["outcome"] for row in cell["trials"]} <= {"aborted", "quiet", "crashed"}
     assert rig.flags("0") == before
     await rig.serving("0")
+
+
+@pytest.mark.soak
+async def test_what_was_ended_without_a_daemon_is_cut_off_and_goes_on_when_asked(tmp_path: Path) -> None:
+    """The daemon is killed, `rltop down` ends the engines, and the next `rltop up` finds the bisection."""
+    rig = Rig(tmp_path, fault="ima:radix_cache:batch=4", args=["--speculative-algorithm", "NGRAM"])
+    async with rig.life():
+        await rig.start()
+        await rig.crash()
+        before = rig.flags("0")
+        await rig.begin("bisect-start", args={"toggles": ["radix_cache", "speculative"], "time_scale": SCALE})
+        await rig.until(lambda: any(row["ready"] for row in rig.bisect().get("trials", ())), "traffic")
+    async with rig.life(begin=False):
+        await rig.engines.stop_all(lambda stage: None)
+    async with rig.life():
+        try:
+            cell = rig.bisect()
+            assert (cell["state"], cell["cut_off"], cell["restored"]) == ("stopped", True, {"0": "original"})
+            refused = await rig.take("bisect-resume")
+            assert isinstance(refused, Rejected)
+            assert "it is stopped" in refused.why
+            row = {"name": "bisect-start", "args": {"id": "1"}, "who": "ana", "plan": []}
+            plan = rig.bisections.resume(row)
+            assert plan is not None
+            assert not plan.engines, "its operation holds nobody: the engines have to start"
+            assert "the run went down" in await plan.work(lambda stage: None)
+            await rig.start()
+            ended = await rig.ended(await rig.begin("bisect-resume"))
+            assert ended["state"] == "done", ended
+            cell = rig.bisect()
+            assert (cell["state"], cell["verdict"]["culprit"], cell["cut_off"]) == ("found", ["radix_cache"], False)
+            assert rig.flags("0") == before
+            assert [text for text in rig.core.texts("bisect") if text.endswith("rltop bisect resume goes on with it")]
+        finally:
+            await rig.engines.stop_all(lambda stage: None)
