@@ -134,7 +134,7 @@ def resume(
     remote_rltop: RemoteRltop = "rltop",
     via: Via = None,
 ) -> int:
-    """Go on after a pause."""
+    """Go on after a pause; or with the bisection that was cut off when the run went down, once its engines run."""
     from rltop.cli.bisect_act import other
 
     place = _place(run, remote_rltop, via)
