@@ -103,15 +103,7 @@ def play(lines: list[str], directory: Path) -> Session:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """All but its last command."""
-    return play(session()[:-1], tmp_path_factory.mktemp("session"))
-
-
-@pytest.fixture(scope="module")
-def ranks(played: Session) -> Session:
-    """Its last command: two ranks, two processes more. In CI test_run_ranks.py has such a run."""
-    lines = session()
-    return play([line for line in lines if re.match(r"[A-Z]+=", line)] + lines[-1:], played.directory)
+    return play(session(), tmp_path_factory.mktemp("session"))
 
 
 def test_the_page_has_the_whole_session() -> None:
@@ -133,12 +125,9 @@ def test_rollouts_alone_have_engines_and_no_megatron_process(played: Session) ->
     ]
 
 
-@pytest.mark.parametrize("name", ["first", "second", pytest.param("tensor-parallel", marks=pytest.mark.soak)])
-def test_training_alone_has_a_trainer_and_no_engine_process(
-    played: Session, name: str, request: pytest.FixtureRequest
-) -> None:
-    of = request.getfixturevalue("ranks") if name == "tensor-parallel" else played
-    seen, result = of.seen[name], played.result(name)
+@pytest.mark.parametrize("name", ["first", "second", "tensor-parallel"])
+def test_training_alone_has_a_trainer_and_no_engine_process(played: Session, name: str) -> None:
+    seen, result = played.seen[name], played.result(name)
     assert seen.any(TRAINER)
     assert seen.any(ENGINE) == []
     assert (result["mode"], result["steps"], result["syncs"], result["evaluations"]) == ("train-only", 4, 0, [])
@@ -155,16 +144,15 @@ def test_the_same_dump_gives_the_same_bits(played: Session) -> None:
     assert "bit for bit" in played.stderr["second"]
 
 
-@pytest.mark.soak
-def test_two_ranks_give_the_same_within_the_stated_tolerance(played: Session, ranks: Session) -> None:
-    first, other = played.result("first"), ranks.result("tensor-parallel")
+def test_two_ranks_give_the_same_within_the_stated_tolerance(played: Session) -> None:
+    first, other = played.result("first"), played.result("tensor-parallel")
     assert other["losses"] != first["losses"] or other["grad_norms"] != first["grad_norms"]
     compared = other["replay"]
     assert (compared["steps"], compared["outside"]) == (4, 0)
     assert 0 < compared["grad_norm_gap"] <= compared["grad_norm_tolerance"] < 0.02
     assert compared["loss_gap"] <= compared["loss_tolerance"] < 1e-4
     print(f"TP2 against TP1: {compared}")
-    assert "TP1 PP1 DP1, 4096 tokens per micro-batch -> TP2 PP1 DP1" in ranks.stderr["tensor-parallel"]
+    assert "TP1 PP1 DP1, 4096 tokens per micro-batch -> TP2 PP1 DP1" in played.stderr["tensor-parallel"]
 
 
 def test_the_train_dump_joins_the_rollout_dump(played: Session) -> None:
