@@ -112,3 +112,21 @@ class Bench:
         for live in self.live.values():
             self.count(live.row)
         return self.model.running()
+
+
+async def first(work: Any, other: asyncio.Future[Any]) -> None:
+    """Until one of them is done; `work` is cancelled then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task, other], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+
+
+async def within(work: Any, limit_s: float) -> None:
+    """Until it is done, at most so long; it is cancelled then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+    finally:
+        task.cancel()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rltop.bisect.planner import Next
-from rltop.daemon.bisect_bench import Bench
+from rltop.daemon.bisect_bench import Bench, first, within
 from rltop.daemon.bisect_crashes import NO_TOGGLE, same_kind
 from rltop.daemon.bisect_record import Outcome, TrialRow
 from rltop.engines.client import AsyncEngineClient
@@ -164,7 +164,7 @@ class Worker:
         client = bench.trials.client(seen.url)
         try:
             while True:
-                await _first(bench.go_on.wait(), ended)
+                await first(bench.go_on.wait(), ended)
                 await self._stretch(row, client, ended)
                 if ended.done():
                     break
@@ -220,7 +220,7 @@ class Worker:
                 bench.rest(row)
             if not stop.is_set():
                 broke.set()
-                await _within(stop.wait(), AGAIN_S)
+                await within(stop.wait(), AGAIN_S)
                 if not stop.is_set():
                     broke.clear()
 
@@ -340,10 +340,12 @@ class Worker:
                 bench.model.refresh()
 
     def _set_aside(self, row: TrialRow, why: str) -> None:
-        """Try another arm after this one was lost again and again, as long as there is another one."""
+        """Try another arm after this one was lost again and again, as long as there is another one. A hang is nobody's
+        arm: the machine may be busy."""
         bench, record = self._bench, self._bench.record
         mine = [one for one in record.trials if one.engine == row.engine and one.ended is not None]
-        again = [one.asked_on for one in [*mine, row][-MOST_AGAIN:] if one.outcome == "lost"]
+        lost = [one for one in [*mine, row][-MOST_AGAIN:] if one.outcome == "lost"]
+        again = [one.asked_on for one in lost if not one.ready or (one.failed and not one.requests)]
         others = 2 ** len(set(record.ground.toggles) - set(bench.model.fixed())) - len(record.barred) - 1
         if again != [row.asked_on] * MOST_AGAIN or row.engine in record.dropped or others < 1:
             return
@@ -358,7 +360,9 @@ class Worker:
         bench.lost[engine] = 0
         if (found := bench.aside.pop(engine, None)) is not None:
             on, why = found
-            told = f"the arm with {', '.join(on) or 'nothing'} on does not start here and is left out: {why}"
+            told = (
+                f"the arm with {', '.join(on) or 'nothing'} on was lost twice, another one runs: it is left out: {why}"
+            )
             bench.record.notes.append(told)
             bench.say("warn", told, engine=engine)
 
@@ -385,20 +389,3 @@ def _unless(seen: Sight, *where: str) -> Sight | None:
 
 def _with(note: str, more: str) -> str:
     return f"{note}; {more}" if note else more
-
-
-async def _first(work: Any, other: asyncio.Future[Any]) -> None:
-    """Until one of them is done; `work` is cancelled then."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait([task, other], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        task.cancel()
-
-
-async def _within(work: Any, limit_s: float) -> None:
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait([task], timeout=limit_s)
-    finally:
-        task.cancel()

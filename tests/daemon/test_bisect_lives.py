@@ -516,7 +516,7 @@ def test_an_arm_that_never_starts_is_left_out_and_the_others_go_on(tmp_path: Pat
     assert all("the pool does not fit" in row.note for row in lost)
     assert record.barred == [lost[0].asked_on]
     assert not record.dropped
-    assert [note for note in record.notes if "does not start here and is left out" in note]
+    assert [note for note in record.notes if "was lost twice, another one runs: it is left out" in note]
     back(lab, record)
 
 
