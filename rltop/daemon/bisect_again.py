@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rltop.bisect.story import Story
 from rltop.daemon.bisect_crashes import Refused
 from rltop.daemon.bisect_model import counts
 from rltop.daemon.bisect_record import Record
@@ -29,10 +30,10 @@ def plan(bisection: str, records: Sequence[Record], trials: Trials) -> tuple[Rec
         why = f"bisection {record.id} was cut off, and none of its engines can go on: {'; '.join(told)}"
         raise Refused(why, "start them as they were (rltop up with the same file), or begin anew: rltop bisect start")
     record.engines = tuple(fit)
-    seen = counts(record.trials)
+    seen = Story(counted=counts(record.trials)).counts()
     steps = [
         f"go on with bisection {record.id} ({record.crash.fingerprint}), which was cut off when its run went down: "
-        f"{seen['crashed']} crashed and {seen['quiet'] + seen['aborted']} quiet trials count on",
+        f"{seen}; their crashes and their minutes without one count on",
         f"reserve engine {', '.join(fit)}: out of the rotation until it ends, then back on its own flags",
         *(f"left out: {one}" for one in told),
     ]
