@@ -126,6 +126,7 @@ def pause(
 
 @bisect_app.command()
 def resume(
+    follow: Follow = False,
     run: Run = None,
     reason: Reason = "",
     dry_run: DryRun = False,
@@ -134,11 +135,15 @@ def resume(
     remote_rltop: RemoteRltop = "rltop",
     via: Via = None,
 ) -> int:
-    """Go on after a pause; or with the bisection that was cut off when the run went down, once its engines run."""
-    from rltop.cli.bisect_act import other
+    """Go on after a pause; or with the bisection that was cut off when the run went down, once its engines run.
 
-    place = _place(run, remote_rltop, via)
-    return other(place, "bisect-resume", reason=reason, dry_run=dry_run, name=name, as_json=as_json)
+    Returns when it goes on, as `start` does; --follow stays until it is over, and Ctrl-C leaves it going.
+    """
+    from rltop.cli.bisect_act import resume as go_on
+    from rltop.cli.engine import Ask
+
+    asked = Ask("bisect-resume", "", {}, reason=reason, dry_run=dry_run, name=name)
+    return go_on(_place(run, remote_rltop, via), asked, follow=follow, as_json=as_json)
 
 
 @bisect_app.command()

@@ -58,9 +58,13 @@ def start(place: Place, wanted: Start, *, as_json: bool) -> int:
     try:
         return asyncio.run(_begin(place, wanted, seen, plan, as_json=as_json))
     except KeyboardInterrupt:
-        where = "" if place.target is None else f" --run {place.target}"
-        note(f"\nit goes on without this command: rltop bisect status{where}, rltop bisect stop{where}")
+        _goes_on(place)
         raise
+
+
+def _goes_on(place: Place) -> None:
+    where = "" if place.target is None else f" --run {place.target}"
+    note(f"\nit goes on without this command: rltop bisect status{where}, rltop bisect stop{where}")
 
 
 def _confirmed() -> bool:
@@ -110,26 +114,64 @@ async def _begin(place: Place, wanted: Start, seen: Mapping[str, Any], plan: Seq
         )
         if isinstance(answer, Rejected):
             raise refused(wanted.ask, answer)
-        bisection = await _begun(client, answer)
-        if wanted.follow:
-            note(f"bisection {bisection}, operation {answer.op}")
-            return await followed(client, bisection, as_json=as_json)
+        return await _away(client, "bisect start", answer, plan, follow=wanted.follow, as_json=as_json)
+
+
+async def _away(
+    client: Client, where: str, answer: Accepted, plan: Sequence[str], *, follow: bool, as_json: bool
+) -> int:
+    """It runs: that is said, or with `follow` all of it is."""
+    bisection = await _begun(client, where, answer)
+    if follow:
+        note(f"bisection {bisection}, operation {answer.op}")
+        return await followed(client, bisection, as_json=as_json)
+    if as_json:
+        told = {"run": client.mirror.run, "op": answer.op, "dry_run": False, "id": bisection, "plan": list(plan)}
+        print_json(told)
+    else:
+        print(clean(f"bisection {bisection} runs (operation {answer.op}): rltop bisect status --follow"))
+    return 0
+
+
+def resume(place: Place, ask: Ask, *, follow: bool, as_json: bool) -> int:
+    """Go on after a pause, or with one that was cut off; returns when it runs, with `follow` when it is over.
+
+    Raises RltopError: refused, or it could not be gone on with.
+    """
+    try:
+        return asyncio.run(_resume(place, ask, follow=follow, as_json=as_json))
+    except KeyboardInterrupt:
+        _goes_on(place)
+        raise
+
+
+async def _resume(place: Place, ask: Ask, *, follow: bool, as_json: bool) -> int:
+    client = place.client(role="control", name=ask.name, want=WANT, fps=5.0)
+    async with running(client):
+        await client.wait_live(place.patience_s)
+        answer = await client.command(ask.command, ask.target, {}, reason=ask.reason, dry_run=ask.dry_run)
+        if isinstance(answer, Rejected):
+            raise refused(ask, answer)
+        if not ask.dry_run:
+            for line in answer.plan:
+                note(clean(line))
+            return await _away(client, "bisect resume", answer, answer.plan, follow=follow, as_json=as_json)
         if as_json:
-            told = {"run": client.mirror.run, "op": answer.op, "dry_run": False, "id": bisection, "plan": list(plan)}
-            print_json(told)
+            print_json({"run": client.mirror.run, "op": "", "dry_run": True, "plan": list(answer.plan)})
         else:
-            print(clean(f"bisection {bisection} runs (operation {answer.op}): rltop bisect status --follow"))
+            print("\n".join(map(clean, answer.plan)))
         return 0
 
 
-async def _begun(client: Client, answer: Accepted) -> str:
+async def _begun(client: Client, where: str, answer: Accepted) -> str:
     """The id of what was accepted. Raises RltopError: it could not be begun after all."""
     while True:
         op = client.mirror.state.get(f"op/{answer.op}") or {}
         cell = client.mirror.state.get("bisect") or {}
         if op.get("state") in ("failed", "cancelled"):
-            raise RltopError("it could not be begun", where="bisect start", why=str(op.get("text")), exit_code=1)
-        if op and cell and (not cell.get("ended") or float(cell["ended"]) >= float(op.get("t") or 0.0)):
+            raise RltopError("it could not be begun", where=where, why=str(op.get("text")), exit_code=1)
+        goes_on = not cell.get("ended") and cell.get("state") != "paused"
+        if op and cell and (goes_on or float(cell.get("ended") or 0.0) >= float(op.get("t") or 0.0)):
             return str(cell.get("id"))
         try:
             async with asyncio.timeout(BEGIN_S):
@@ -142,5 +184,5 @@ async def _begun(client: Client, answer: Accepted) -> str:
 
 
 def other(place: Place, command: str, *, reason: str, dry_run: bool, name: str, as_json: bool) -> int:
-    """Pause, resume or stop the one that runs, and wait until that is done."""
+    """Pause or stop the one that runs, and wait until that is done."""
     return act(place, Ask(command, "", {}, reason=reason, dry_run=dry_run, name=name), as_json=as_json)

@@ -95,6 +95,7 @@ def _labelled(story: Story, now: float) -> Iterator[tuple[str, str]]:
     yield "rehearsal", story.rehearsal
     yield "error", story.error
     yield "NO SERVICE", story.unserved
+    yield "NOT SAVED", f"it goes on in memory: {story.unwritten}" if story.unwritten else ""
     yield "crash", f"{crash.fingerprint} of engine {crash.engine}, generation {crash.generation}"
     yield "kernel", story.kernel.words() if story.kernel is not None else crash.kernel
     if not story.over or story.ended is None:

@@ -6,20 +6,25 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from rltop.bisect.story import Story
 from rltop.bisect.story_of import story_of
+from rltop.cli.bisect_act import _away
 from rltop.cli.bisect_export import excerpt
 from rltop.cli.bisect_show import Narrator, exit_code, lines
 from rltop.cli.engine import Ask, refused
 from rltop.cli.main import main
+from rltop.client import Client
 from rltop.daemon.bisect_record import Crash, Ending, Record, Records, TrialRow
 from rltop.engines.ground import Ground
 from rltop.engines.requests import Config, Required
 from rltop.engines.trials import Subject
-from rltop.protocol.messages import Rejected
+from rltop.errors import RltopError
+from rltop.protocol.messages import Accepted, Rejected
 from rltop.train.cpu_engine.faults import VARIABLE
 from rltop.train.cpu_engine.process import CRASH_VARIABLE
 from tests.bisect.stories import NOW, ended, found, running, trial
@@ -260,7 +265,6 @@ def test_a_refusal_has_the_one_form_whatever_the_daemon_says() -> None:
 
 def test_nobody_there_to_say_yes(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     from rltop.cli.bisect_act import _confirmed
-    from rltop.errors import RltopError
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(RltopError, match="nobody is there"):
@@ -302,3 +306,32 @@ def test_from_the_crash_to_the_report_in_the_shell(tmp_path: Path, capsys: Captu
         assert "illegal memory access was encountered" in told
         assert str(tmp_path) not in told
         assert "ticket 7" not in told
+
+
+class _Seen:
+    """A client that sees one picture after another."""
+
+    def __init__(self, *pictures: dict[str, object]) -> None:
+        self.pictures = list(pictures)
+        self.problem, self.status = "", "live"
+
+    @property
+    def mirror(self) -> SimpleNamespace:
+        return SimpleNamespace(state=self.pictures[0], run="night")
+
+    async def wait_change(self) -> None:
+        self.pictures.pop(0)
+
+
+async def test_resume_returns_when_it_goes_on(capsys: Capture) -> None:
+    op = {"state": "running", "t": 100.0}
+    cut = {"id": "4", "state": "stopped", "ended": 50.0, "cut_off": True}
+    goes_on = {"id": "4", "state": "running", "ended": None}
+    seen = _Seen({}, {"bisect": cut, "op/7": op}, {"bisect": {**goes_on, "state": "paused"}, "op/7": op},
+                 {"bisect": goes_on, "op/7": op})  # fmt: skip
+    answer = Accepted("7", ())
+    assert await _away(cast(Client, seen), "bisect resume", answer, (), follow=False, as_json=False) == 0
+    assert capsys.readouterr().out == "bisection 4 runs (operation 7): rltop bisect status --follow\n"
+    failed = _Seen({"bisect": cut, "op/7": {**op, "state": "failed", "text": "no room"}})
+    with pytest.raises(RltopError, match="bisect resume: it could not be begun"):
+        await _away(cast(Client, failed), "bisect resume", answer, (), follow=False, as_json=False)
