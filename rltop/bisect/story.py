@@ -224,6 +224,8 @@ class Story:
     kernel_stage: str = ""
     """What the search for the kernel is at."""
     kernel_runs: tuple[ExtraRun, ...] = ()
+    unwritten: str = ""
+    """Why its record on disk is not what is shown here: it goes on in memory."""
     unserved: str = ""
     """No engine serves the run now, and why."""
     outside: tuple[OutsideStory, ...] = ()

@@ -58,6 +58,7 @@ def story_of(cell: Any) -> Story | None:
         kernel=_kernel(kernel) if isinstance(kernel, Mapping) and kernel.get("name") else None,
         kernel_stage=_text(cell.get("kernel_stage")),
         kernel_runs=tuple(map(_extra, map(_map, _list(cell.get("kernel_runs"))))),
+        unwritten=_text(cell.get("unwritten")),
         unserved=_text(cell.get("unserved")),
         outside=tuple(map(_outside, map(_map, _list(cell.get("outside"))))),
         counted={name: count for name, one in _map(cell.get("counts")).items() if (count := _whole(one)) is not None},

@@ -15,6 +15,7 @@ from rltop.daemon.bisect_model import Model
 from rltop.daemon.bisect_record import Record, Records, TrialRow
 from rltop.engines.traffic import Cycle, Replay
 from rltop.engines.trials import Trials
+from rltop.errors import RltopError
 
 Tell = Callable[..., None]
 """Level, text, further fields of a journal event."""
@@ -68,6 +69,8 @@ class Bench:
     aside: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """Engine -> the arm that it could not start, and why, until it is known whose fault that is."""
     saved: float = 0.0
+    unwritten: str = ""
+    """Why the record is not on disk as it is here; "": it is."""
 
     @property
     def name(self) -> str:
@@ -79,10 +82,24 @@ class Bench:
         """Exposure minutes per second."""
         return self.record.time_scale / 60
 
-    def save(self) -> None:
-        """Raises RltopError."""
-        self.records.write(self.record)
+    def save(self) -> bool:
+        """Write down what happened. False: that cannot be (a full disk); it goes on in memory, and is tried again.
+
+        Said when it begins and when it is over, however often it is tried meanwhile.
+        """
         self.saved = self.clock()
+        try:
+            self.records.write(self.record)
+        except RltopError as error:
+            if not self.unwritten:
+                told = "goes on in memory: what happens until there is room is lost if this daemon dies"
+                self.say("error", f"{sentence(error)}; it {told}")
+            self.unwritten = sentence(error)
+            return False
+        if self.unwritten:
+            self.unwritten = ""
+            self.say("info", "its record is written down again, nothing is lost")
+        return True
 
     def say(self, level: str, text: str, **more: Any) -> None:
         """A line in the journal."""
@@ -130,3 +147,9 @@ async def within(work: Any, limit_s: float) -> None:
         await asyncio.wait([task], timeout=limit_s)
     finally:
         task.cancel()
+
+
+def sentence(error: RltopError) -> str:
+    """Where, what and why."""
+    head = f"{error.where}: {error.what}" if error.where else error.what
+    return f"{head}: {error.why}" if error.why else head

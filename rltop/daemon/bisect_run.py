@@ -3,8 +3,9 @@
 Each guinea pig has a worker (`bisect_trial.py`). What happened is in the record before anything else follows from it,
 so that whoever goes on after a death of this process, of an engine or of a node knows what is known.
 
-Failure policy: whatever ends it (a verdict, an operator, an error, a full disk, no engine left), the engines go back to
-their own flags, and what could not be put back is said. Only a daemon that dies leaves that to the next one; engines
+Failure policy: while its record cannot be written (a full disk) it goes on in memory, which is said and shown. Whatever
+ends it (a verdict, an operator, an error, no engine left), the engines go back to their own flags, and what could not
+be put back is said. Only a daemon that dies leaves that to the next one; engines
 that are being stopped by others get their own arguments for their next start.
 """
 
@@ -19,7 +20,7 @@ from rltop.bisect.facts import Tables
 from rltop.bisect.planner import Verdict
 from rltop.bisect.space import OTHER
 from rltop.checks.phrase import count
-from rltop.daemon.bisect_bench import Bench, Tell, Traffic
+from rltop.daemon.bisect_bench import Bench, Tell, Traffic, sentence
 from rltop.daemon.bisect_crashes import Since
 from rltop.daemon.bisect_kernel import locate
 from rltop.daemon.bisect_model import Model, Outlook, cell, outlook
@@ -111,12 +112,12 @@ class Runner:
 
     def cell(self) -> dict[str, Any]:
         """For viewers."""
-        return cell(self.model, self.seen)
+        return {**cell(self.model, self.seen), "unwritten": self.bench.unwritten or None}
 
     # ---------------------------------------------------------------- from outside
 
     def pause(self, who: str) -> None:
-        """Stop the traffic; the engines stay as they are. Raises RltopError when that cannot be written down."""
+        """Stop the traffic; the engines stay as they are."""
         self.record.state = "paused"
         self.bench.go_on.clear()
         self.bench.save()
@@ -124,7 +125,7 @@ class Runner:
         self.bench.moved.set()
 
     def go_on(self, who: str) -> None:
-        """After a pause. Raises RltopError when that cannot be written down."""
+        """After a pause."""
         self.record.state = "running"
         self.bench.save()
         self._ticked = self.bench.clock()
@@ -156,13 +157,12 @@ class Runner:
                     await self._give_back()
                 except asyncio.CancelledError:
                     if self._leaving:
-                        with contextlib.suppress(RltopError):
-                            self.bench.save()
+                        self.bench.save()
                     else:
                         self.cut_off()
                     raise
         except RltopError as error:
-            record.error = _sentence(error)
+            record.error = sentence(error)
             self._end("failed", Ending(state="failed", culprit=None, words="", p=0.0, text=record.error))
         record.ended, record.unserved = self.bench.wall(), ""
         await self._save_at_last()
@@ -188,7 +188,7 @@ class Runner:
                 if self._verdict is None and not self._stopped:
                     await self._wait()
         except RltopError as error:
-            record.error = self._stopped = _sentence(error)
+            record.error = self._stopped = sentence(error)
         finally:
             for worker in workers:
                 worker.cancel()
@@ -203,7 +203,7 @@ class Runner:
                 await self.bench.moved.wait()
 
     def _tick(self) -> None:
-        """Time passes. Raises RltopError when the record cannot be written."""
+        """Time passes."""
         now = self.bench.clock()
         if self.bench.go_on.is_set():
             self.record.minutes += (now - self._ticked) * self.bench.scale
@@ -214,10 +214,7 @@ class Runner:
             self.bench.save()
 
     def _see_the_others(self) -> None:
-        """Engines that serve on have the bug too: their crashes are evidence, and nobody may be left to serve.
-
-        Raises RltopError when the record cannot be written.
-        """
+        """Engines that serve on have the bug too: their crashes are evidence, and nobody may be left to serve."""
         record, bench = self.record, self.bench
         for one in self._since.new() if self._since is not None else ():
             record.outside.append(one)
@@ -287,20 +284,12 @@ class Runner:
         self.record.state, self.record.verdict = state, ending
         level = "error" if state == "failed" else "info" if state in ("found", "none", "stopped") else "warn"
         self.bench.say(level, f"{state}: {ending.text}", verdict=state, p=ending.p)
-        self._save_or_say("its end")
+        self.bench.save()
         self._changed()
-
-    def _save_or_say(self, what: str) -> bool:
-        try:
-            self.bench.save()
-        except RltopError as error:
-            self.bench.say("error", f"{what} cannot be written down now: {_sentence(error)}")
-            return False
-        return True
 
     async def _save_at_last(self) -> None:
         """The result is wanted on disk: tried until it is there."""
-        while not self._save_or_say("its result"):
+        while not self.bench.save():
             self._changed()
             await asyncio.sleep(self._back_pause_s)
 
@@ -317,13 +306,13 @@ class Runner:
                 await asyncio.wait([work], timeout=self.bench.beat_s)
                 self._see_the_others()
         except RltopError as error:
-            self.bench.say("error", f"the search for the kernel ends: {_sentence(error)}")
+            self.bench.say("error", f"the search for the kernel ends: {sentence(error)}")
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             record.kernel_stage = ""
         if not work.cancelled() and (fault := work.exception()) is not None:
-            told = _sentence(fault) if isinstance(fault, RltopError) else f"a fault: {fault!r}"
+            told = sentence(fault) if isinstance(fault, RltopError) else f"a fault: {fault!r}"
             self.bench.say("error", f"the search for the kernel ends: {told}")
         self._changed()
 
@@ -351,7 +340,7 @@ class Runner:
             try:
                 why = await self.bench.trials.give_back(name, f"{self.bench.name} is over: its own flags")
             except RltopError as error:
-                why = _sentence(error)
+                why = sentence(error)
                 self.bench.say("error", f"engine {name} cannot be put back now: {why}", engine=name)
                 continue
             break
@@ -375,12 +364,7 @@ class Runner:
             except KeyError:
                 record.restored[name] = "it is not there any more"
             except RltopError as error:
-                record.restored[name] = _sentence(error)
+                record.restored[name] = sentence(error)
         record.ended, record.unserved, record.kernel_stage = self.bench.wall(), "", ""
-        self._save_or_say("its end")
+        self.bench.save()
         self._changed()
-
-
-def _sentence(error: RltopError) -> str:
-    head = f"{error.where}: {error.what}" if error.where else error.what
-    return f"{head}: {error.why}" if error.why else head

@@ -8,7 +8,7 @@ is never asked for again.
 Failure policy: an engine that does not start, cannot load its weights, refuses every request, hangs or is taken away
 makes the trial "lost", and a crash of another kind is noted: both are no evidence. An arm that is lost twice is left
 out if the engine then starts with another one; three lost trials in a row and the engine takes no part any more.
-`RltopError` means that nothing can be written down: whoever runs the bisection ends it.
+`RltopError` means that there is nothing left to try: whoever runs the bisection ends it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rltop.bisect.planner import Next
-from rltop.daemon.bisect_bench import Bench, first, within
+from rltop.daemon.bisect_bench import Bench, first, sentence, within
 from rltop.daemon.bisect_crashes import NO_TOGGLE, same_kind
 from rltop.daemon.bisect_record import Outcome, TrialRow
 from rltop.engines.client import AsyncEngineClient
 from rltop.engines.ground import MEMORY_SAVER, RESUME_ORDER, arm, effective
 from rltop.engines.launcher import LOG
+from rltop.engines.requests import Config
 from rltop.engines.slots import OnTrial
 from rltop.engines.traffic import Cycle
 from rltop.engines.trials import Sight
@@ -121,7 +122,7 @@ class Worker:
             assert made.config is not None, "refused arms are barred"
             base = bench.trials.subject(engine).config
             trial = OnTrial(name=bench.name, weights=bench.record.weights, base=base)
-            bench.trials.put_on(engine, trial, made.config, f"{bench.name}, trial {row.n}: {row.why}")
+            await self._put_on(row, trial, made.config)
             bench.moved.set()
         seen = await self._arrival(row)
         if seen is None:
@@ -133,6 +134,20 @@ class Worker:
             await self._under_traffic(row, seen)
         else:
             self._ended(row, seen, at_start=not row.ready)
+
+    async def _put_on(self, row: TrialRow, trial: OnTrial, config: Config) -> None:
+        """Begin its generation, as soon as that can be written down."""
+        bench, said = self._bench, False
+        while True:
+            try:
+                bench.trials.put_on(self._engine, trial, config, f"{bench.name}, trial {row.n}: {row.why}")
+                return
+            except RltopError as error:
+                if not said:
+                    text = f"trial {row.n} waits until it can be written down: {sentence(error)}"
+                    bench.say("error", text, trial=row.n, engine=self._engine)
+                said = True
+            await asyncio.sleep(AGAIN_S)
 
     async def _arrival(self, row: TrialRow) -> Sight | None:
         """Until it is there, or is not to come; None: it takes too long."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from rltop.bisect.story_of import story_of
 from rltop.daemon import bisect_again
 from rltop.daemon.bisect_crashes import Refused
-from rltop.daemon.bisect_model import Model
+from rltop.daemon.bisect_model import Model, counts
 from rltop.daemon.bisect_record import Record
 from rltop.daemon.bisect_trial import MOST_LOST
 from rltop.engines.fleet import Fleet, Required, SetToggles, Start, Stop
@@ -331,8 +332,8 @@ def test_the_engines_are_stopped_under_it(tmp_path: Path) -> None:
     run_fleet(main)
 
 
-def test_a_full_disk_ends_it_and_the_engines_go_back_when_there_is_room(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, None)
+def test_a_full_disk_ends_nothing_and_is_said_once(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), seed=3)
     full = False
     write = lab.records.write
 
@@ -347,15 +348,46 @@ def test_a_full_disk_ends_it_and_the_engines_go_back_when_there_is_room(tmp_path
         nonlocal full
         await lab.world.until(lambda: any(row.ready for row in runner.record.trials))
         full = True
-        await lab.world.until(lambda: runner.record.state == "failed")
+        trials = len(runner.record.trials)
+        await lab.world.until(lambda: len(runner.record.trials) > trials + 2)
+        assert "No space left on device" in runner.cell()["unwritten"]
+        await lab.world.until(lambda: runner.record.ended is not None)
         await asyncio.sleep(60)
-        assert runner.record.ended is not None
         full = False
 
     record = play(lab, meanwhile=fills)
-    assert record.state == "failed"
-    assert "No space left on device" in record.error
+    assert record.verdict is not None
+    assert (record.state, record.verdict.culprit) == ("found", ("radix_cache",))
+    assert [text for text in lab.told("error") if "No space left on device" in text] == lab.told("error")
+    assert len(lab.told("error")) == 1
+    assert len([text for text in lab.told("info") if "is written down again" in text]) == 1
     back(lab, record)
+
+
+def test_a_trial_waits_until_its_engine_can_be_written_down(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), seed=3)
+    refusals = 0
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 1)
+            record = lab.record(fleet)
+            put_on = fleet.trials.put_on
+
+            def puts_on(*args: Any) -> int:
+                nonlocal refusals
+                if len(record.trials) == 2 and refusals < 7:
+                    refusals += 1
+                    raise RltopError("it cannot be written", why="No space left on device", exit_code=1)
+                return put_on(*args)
+
+            fleet.trials.put_on = puts_on  # type: ignore[method-assign]
+            await lab.runner(fleet, record).run()
+            assert (record.state, refusals) == ("found", 7)
+            (told,) = lab.told("error")
+            assert "trial 2 waits until it can be written down: it cannot be written: No space left" in told
+
+    run_fleet(main)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
@@ -557,6 +589,10 @@ def test_a_run_that_goes_down_cuts_it_off_and_it_goes_on_when_asked(tmp_path: Pa
                 bisect_again.plan("7", lab.records.read_all()[0], fleet.trials)
             record, steps = bisect_again.plan("1", lab.records.read_all()[0], fleet.trials)
             assert "go on with bisection 1" in steps[0]
+            told = story_of({"trials": [], "counts": counts(record.trials)})
+            assert told is not None
+            assert f": {told.counts()}; their crashes" in steps[0], "as status says it"
+            assert " aborted" in steps[0]
             bisect_again.reopen(record)
             await lab.runner(fleet, record).run()
             assert record.verdict is not None
