@@ -329,7 +329,7 @@ async def test_resume_returns_when_it_goes_on(capsys: Capture) -> None:
     goes_on = {"id": "4", "state": "running", "ended": None}
     seen = _Seen({}, {"bisect": cut, "op/7": op}, {"bisect": {**goes_on, "state": "paused"}, "op/7": op},
                  {"bisect": goes_on, "op/7": op})  # fmt: skip
-    answer = Accepted("7", ())
+    answer = Accepted("7", [])
     assert await _away(cast(Client, seen), "bisect resume", answer, (), follow=False, as_json=False) == 0
     assert capsys.readouterr().out == "bisection 4 runs (operation 7): rltop bisect status --follow\n"
     failed = _Seen({"bisect": cut, "op/7": {**op, "state": "failed", "text": "no room"}})

@@ -381,7 +381,7 @@ def test_a_trial_waits_until_its_engine_can_be_written_down(tmp_path: Path) -> N
                     raise RltopError("it cannot be written", why="No space left on device", exit_code=1)
                 return put_on(*args)
 
-            fleet.trials.put_on = puts_on  # type: ignore[method-assign]
+            fleet.trials.put_on = puts_on  # type: ignore[method-assign, assignment]
             await lab.runner(fleet, record).run()
             assert (record.state, refusals) == ("found", 7)
             (told,) = lab.told("error")
