@@ -11,6 +11,8 @@ lines too. What only the environment switches goes into `--runtime-env-json`; `-
 from __future__ import annotations
 
 import json
+import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rltop.cli.output import note
-from rltop.engines.flags import parse
+from rltop.engines.flags import Unread, parse, strip
 from rltop.engines.toggles import Change, change
 from rltop.errors import RltopError
 from rltop.evidence.launch_script import from_argv, is_unread, read_script
+from rltop.evidence.shell import Word, pieces
 
 PREFIX = "--sglang-"
 WHERE = "slime-flags"
@@ -29,6 +32,11 @@ SLIMES = "0.5.15"
 """SGLang in slime's image (2026-08)."""
 _SLIMES_OWN = frozenset({"config", "server-concurrency", "router-ip", "router-port"})
 """`--sglang-…` that slime does not pass on as flags of the server."""
+_SET_BY_SLIME = frozenset({"tp_size", "nnodes"})
+"""What `set_by_slime` adds for the judgement; slime takes no flags for it."""
+_GPUS_PER_ENGINE = "--rollout-num-gpus-per-engine"
+_MANY = re.compile(r"source |\$[@*]|\$\{(?:\w+\[)?[@*]")
+"""Expansions that are left out where they are not known: they stand for any number of words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,22 @@ class Split:
     """Words that are not SGLang's, the program first."""
     engine: tuple[str, ...]
     """SGLang's, without slime's prefix."""
+
+    def own(self, flag: str) -> str | None:
+        """The value of one of slime's own flags; of several the last."""
+        found = None
+        for at, word in enumerate(self.others):
+            if word == flag and at + 1 < len(self.others):
+                found = self.others[at + 1]
+            elif word.startswith(f"{flag}="):
+                found = type(word)(word.partition("=")[2])
+        return found
+
+
+class _Split(Unread):
+    """It stands outside quotes: the shell makes several words of what it gives."""
+
+    __slots__ = ()
 
 
 def slime_flags(
@@ -51,27 +75,70 @@ def slime_flags(
     version = version or SLIMES
     wanted = _wanted(changes)
     split = _read(script) if script is not None else Split((), ())
-    new = change(split.engine, {}, wanted, version=version)
+    engine = [*split.engine, *set_by_slime(split, gpus_per_engine, version=version)]
+    new = change(engine, {}, wanted, version=version)
     if not new.allowed:
         first = new.refusals[0]
-        raise RltopError(first.why, where=f"{WHERE} {' '.join(changes)}", do=first.do)
+        unread = sorted({text for word in (*split.engine, *_per_engine(split)) for text in _expansions(word)})
+        blind = f"judged without {', '.join(unread)}, which only the shell knows" if unread else ""
+        raise RltopError(first.why, where=f"{WHERE} {' '.join(changes)}", why=blind, do=first.do)
+    without = parse(new.argv, version=version)
     for text in (*new.warnings, *(f"{name} moves too: {alias.why}" for name, alias in new.aliases.items())):
         note(text)
     if ab:
-        print(ab_groups(split.engine, new, gpus=ab, gpus_per_engine=gpus_per_engine, model=model, version=version))
+        print(ab_groups(engine, new, gpus=ab, gpus_per_engine=gpus_per_engine, model=model, version=version))
         return 0
     for word in new.removed:
         note(f"- {PREFIX}{word.removeprefix('--')}")
     for word in new.added:
         note(f"+ {PREFIX}{word.removeprefix('--')}")
     _say_environment(new)
-    print(" ".join(map(_quoted, [*split.others, *prefixed(new.argv), *_spared(new)])))
+    print(" ".join(map(_quoted, [*split.others, *prefixed(strip(without, _SET_BY_SLIME)[0]), *_spared(new)])))
     return 0
+
+
+def set_by_slime(split: Split, gpus_per_engine: int, *, version: str) -> list[str]:
+    """What slime gives SGLang beside the flags (`compute_server_args`): the size of an engine.
+
+    `--rollout-num-gpus-per-engine` are its GPUs, by default gpus_per_engine; `--num-gpus-per-node` makes nodes of them.
+    Where only the shell knows them, they are taken as a number that the flags of SGLang allow.
+    """
+    if not split.engine and not split.others:
+        gpus: int | None = gpus_per_engine
+    else:
+        gpus = _number(split.own(_GPUS_PER_ENGINE) or str(gpus_per_engine))
+    values = parse(split.engine, version=version).values
+    pipeline = max(1, values["pp_size"])
+    if gpus is None:
+        return ["--tp-size", str(math.lcm(max(1, values["dp_size"]), max(1, values["ep_size"])))]
+    if gpus % pipeline:
+        why = f"{_GPUS_PER_ENGINE} {gpus} is not divisible by {PREFIX}pp-size {pipeline}"
+        raise RltopError("slime would not start with this", where=WHERE, why=why, do="correct one of the two")
+    per_node = _number(split.own("--num-gpus-per-node") or "8") or gpus
+    return ["--tp-size", str(gpus // pipeline), "--nnodes", str(max(1, gpus // per_node))]
+
+
+def _per_engine(split: Split) -> list[str]:
+    found = split.own(_GPUS_PER_ENGINE)
+    return [] if found is None else [found]
+
+
+def _number(text: str) -> int | None:
+    """A count that slime takes; None: only the shell knows it."""
+    if isinstance(text, Unread):
+        return None
+    if not text.isdecimal() or not int(text):
+        raise RltopError(f"{text!r} is no number of GPUs", where=WHERE, do=f"correct {_GPUS_PER_ENGINE}")
+    return int(text)
+
+
+def _expansions(word: str) -> list[str]:
+    return [text for text, expansion in pieces(word) if expansion] if isinstance(word, Unread) else []
 
 
 def prefixed(argv: Sequence[str]) -> list[str]:
     """SGLang's words as slime takes them."""
-    return [f"{PREFIX}{word[2:]}" if word.startswith("--") else word for word in argv]
+    return [type(word)(f"{PREFIX}{word[2:]}") if word.startswith("--") else word for word in argv]
 
 
 def ab_groups(argv: Sequence[str], new: Change, *, gpus: int, gpus_per_engine: int, model: str, version: str) -> str:
@@ -123,12 +190,27 @@ def _read(script: Path) -> Split:
     except OSError as error:
         raise RltopError("cannot read the script", where=str(script), why=str(error)) from None
     launch = read_script(text, str(script), directory=str(script.parent), load=_sourced)
-    words = [word.text for word in (launch.words or from_argv(shlex.split(text, comments=True)).words)]
+    plain = launch.words or from_argv(shlex.split(text, comments=True)).words
+    words = [_marked(word, guess=not launch.words) for word in plain]
     if not any(word.startswith("--") for word in words):
         raise RltopError("no launch in it", where=str(script), why="no command starts a Python program with flags")
-    for text in launch.unresolved:
-        note(f"{script}: {text} is for the shell to work out; it stands in the line as it is written")
-    return split(words)
+    left = {text for word in words for text in _expansions(word)}
+    for one in sorted(left, key=text.find):
+        note(f"{script}: {one} is for the shell to work out; it stands in the line as it is written")
+    for one in launch.unresolved:
+        if one not in left and _MANY.match(one):
+            note(f"{script}: {one} is not known here: what it stands for is not in the line")
+    parts = split(words)
+    if PREFIX in text and not parts.engine:
+        note(f"{script}:{launch.line or 1}: the launch has no {PREFIX}… flag although the script has: is a \\ missing?")
+    return parts
+
+
+def _marked(word: Word, *, guess: bool) -> str:
+    """Its text, as `Unread` where an expansion is left. guess: nobody read it as a shell would."""
+    if word.unread or (guess and is_unread(word.text)):
+        return (_Split if word.unread == "split" else Unread)(word.text)
+    return word.text
 
 
 def _sourced(path: str) -> str | None:
@@ -147,7 +229,7 @@ def split(words: Sequence[str]) -> Split:
         if word.startswith("--"):
             name = word.partition("=")[0].removeprefix(PREFIX)
             into = engine if word.startswith(PREFIX) and name not in _SLIMES_OWN else others
-            word = f"--{word.removeprefix(PREFIX)}" if into is engine else word
+            word = type(word)(f"--{word.removeprefix(PREFIX)}") if into is engine else word
         into.append(word)
     return Split(tuple(others), tuple(engine))
 
@@ -161,8 +243,16 @@ def _say_environment(new: Change) -> None:
 
 
 def _quoted(word: str) -> str:
-    """As a shell reads it back; what it has to work out stays for it to work out."""
-    return f'"{word}"' if is_unread(word) and '"' not in word else shlex.quote(word)
+    """As a shell reads it back; what it has to work out stays for it to work out, in quotes where it was in quotes."""
+    if isinstance(word, _Split):
+        return "".join(part if expansion else shlex.quote(part) for part, expansion in pieces(word))
+    if isinstance(word, Unread):
+        escaped = (
+            part if expansion else re.sub(r'\\(?!\$)|["`]', lambda found: f"\\{found[0]}", part)
+            for part, expansion in pieces(word)
+        )
+        return f'"{"".join(escaped)}"'
+    return shlex.quote(word)
 
 
 def _spared(new: Change) -> list[str]:

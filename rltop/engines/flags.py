@@ -20,6 +20,15 @@ from typing import Any
 from rltop.engines.options import Option, Table, convert, table
 
 
+class Unread(str):
+    """A word that a shell has yet to work out (`$(seq 16 8 256)`): kept as it is and not judged.
+
+    An option that does not take its text as a value counts with its default.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """One option as it was written."""
@@ -69,7 +78,7 @@ def parse(argv: Sequence[str], *, version: str, read: Callable[[str], str] | Non
             case _Use() as use:
                 position = _take(tokens, kinds, position, use, given, errors)
             case _:
-                strangers.append(tokens[position])
+                strangers += [] if isinstance(tokens[position], Unread) else [tokens[position]]
                 position += 1
     if strangers:
         errors.append(f"unrecognized arguments: {' '.join(strangers)}")
@@ -184,8 +193,10 @@ def _take(
     try:
         value = convert(option, use.written, values)
     except ValueError as error:
-        errors.append(str(error))
-        return stop
+        if not any(isinstance(token, Unread) for token in tokens[position:stop]):
+            errors.append(str(error))
+            return stop
+        value = option.default
     given.append(Given(option, use.written, position, stop, value))
     return stop
 

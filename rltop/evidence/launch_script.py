@@ -152,6 +152,8 @@ class _Shell:
         text = self.text(word.text)
         if found and not quoted and not is_unread(text):  # the shell splits what an unquoted variable holds
             return [Word(part, word.line) for part in text.split()]
+        if is_unread(text):
+            return [Word(text, word.line, "whole" if quoted else "split")]
         return [Word(text, word.line)]
 
     def text(self, text: str, depth: int = 0) -> str:

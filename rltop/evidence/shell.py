@@ -22,6 +22,8 @@ class Word:
 
     text: str
     line: int
+    unread: str = ""
+    """An expansion in it is left for the shell: `split` outside quotes (it may give several words), or `whole`."""
 
 
 Token = tuple[Word, str]

@@ -140,7 +140,7 @@ def test_a_launch_line_is_edited(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     words = shlex.split(out)
     assert words[:4] == ["python3", "train.py", "--actor-num-nodes", "1"]
-    assert '"${HOME_DIR}/x"' in out  # for the shell, as it was
+    assert " --save ${HOME_DIR}/x " in out  # for the shell, as it was
     assert words[words.index("--sglang-server-concurrency") + 1] == "512"
     assert "--sglang-disable-overlap-schedule" in words
     assert words[words.index("--sglang-cuda-graph-backend-decode") + 1] == "disabled"
@@ -180,3 +180,66 @@ def test_words_are_taken_apart_and_put_together() -> None:
     assert parts.others == ("python", "train.py", "--lr", "1", "--f", "--sglang-config", "x")
     assert parts.engine == ("--a=b", "--c", "d", "e")
     assert prefixed(parts.engine) == ["--sglang-a=b", "--sglang-c", "d", "e"]
+
+
+LARGE = """
+BASE=$(cat /etc/base)
+FREQ="[$(seq -s, 1 3)]"
+SGLANG_ARGS=(
+   --rollout-num-gpus-per-engine %(gpus)s
+   --sglang-enable-dp-attention
+   --sglang-dp-size %(groups)s
+   --sglang-ep-size 16
+   --sglang-enable-dp-lm-head
+   --sglang-cuda-graph-bs 1 2 4 8 $(seq 16 8 256)
+)
+ray job submit -- python3 train.py --freq "${FREQ} \\"x\\"" --load ${BASE}/m --literal '${NOT}' ${EXTRA[@]} \\
+   ${SGLANG_ARGS[@]}
+"""
+
+
+def _edit(path: Path, change: str, **values: object) -> int:
+    path.write_text(LARGE % {"gpus": 64, "groups": 8, **values})
+    return main(["slime-flags", change, "--script", str(path)])
+
+
+def test_the_size_of_an_engine_is_slimes_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    for gpus in (64, "${GPUS}"):
+        assert _edit(script, "overlap_schedule=off", gpus=gpus) == 0
+        out = capsys.readouterr().out
+        assert " --sglang-dp-size 8 " in out
+        assert "tp-size" not in out
+        assert "nnodes" not in out
+    assert _edit(script, "overlap_schedule=off", gpus=20) == 2
+    assert "--tp-size 20 must be divisible by 8 groups" in capsys.readouterr().err
+    assert _edit(script, "overlap_schedule=off", gpus="many") == 2
+    assert "'many' is no number of GPUs" in capsys.readouterr().err
+    assert _edit(script, "overlap_schedule=off", groups="8 --sglang-pp-size 3") == 2
+    assert "64 is not divisible by --sglang-pp-size 3" in capsys.readouterr().err
+
+
+def test_what_the_shell_works_out_stands_as_written_and_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    assert _edit(script, "overlap_schedule=off", groups="${GROUPS_OF_IT}") == 0
+    out, err = capsys.readouterr()
+    assert " --sglang-cuda-graph-bs 1 2 4 8 $(seq 16 8 256) " in out  # bare: one word would be no number
+    assert ' --freq "[$(seq -s, 1 3)] \\"x\\"" ' in out
+    assert " --load $(cat /etc/base)/m --literal '${NOT}' " in out
+    assert " --sglang-dp-size ${GROUPS_OF_IT} " in out
+    assert "$(seq 16 8 256) is for the shell" in err
+    assert "${EXTRA[@]} is not known here" in err
+    assert "${NOT}" not in err
+    assert _edit(script, "deepep=normal", groups="3 --sglang-max-running-requests ${MOST}", gpus=64) == 2
+    assert "judged without $(seq 16 8 256), ${MOST}" in capsys.readouterr().err
+
+
+def test_a_launch_that_loses_its_engine_flags_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("A=(--sglang-dp-size 2)\npython3 train.py --colocate --size 3\n  ${A[@]}\n")
+    assert main(["slime-flags", "radix_cache=off", "--script", str(script)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "python3 train.py --colocate --size 3 --sglang-disable-radix-cache\n"
+    assert f"{script}:2: the launch has no --sglang-… flag although the script has" in err
