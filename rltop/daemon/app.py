@@ -161,7 +161,7 @@ class Daemon:
             journal=opened.journal.path,
             publisher=self._publisher,
             lag_ms=self._take_lag,
-            sources=SourceLines(options.run_dir, self._evidence),
+            sources=SourceLines(options.run_dir, self._evidence, self._before),
             dumps=self._dumps,
             refresh=self._engines.refresh,
             ages=self._ages,
@@ -378,6 +378,10 @@ class Daemon:
     def _evidence(self) -> dict[str, Path]:
         """Logs that may be opened, by the name that evidence has for them."""
         return {name: path for name, (path, _) in {**self._watched.paths(), **self._log_paths()}.items()}
+
+    def _before(self) -> dict[str, int]:
+        """Log -> lines that it had before it was replaced or cut."""
+        return {**self._watched.before(), **self._logs.before()}
 
     def _ages(self) -> dict[str, float]:
         """Source -> seconds since it last said something; a log speaks for itself, not for what it says."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from rltop.protocol.messages import LinesAnswer, LinesQuery
 
 MOST_AROUND = 500
@@ -30,9 +32,16 @@ _PRIVATE = ("keys", "sock")
 class SourceLines:
     """Answers `lines?` for one run. `logs`: the logs that are followed now, by the name that evidence has for them."""
 
-    def __init__(self, run_dir: Path, logs: Callable[[], Mapping[str, Path]]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        logs: Callable[[], Mapping[str, Path]],
+        before: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """before: log -> lines that it had before it was replaced or cut; numbers of lines go on from there."""
         self._run_dir = run_dir
         self._logs = logs
+        self._before = before
 
     def find(self, source: str) -> Path | None:
         """The file behind a name; None where there is none, or none that may be shown."""
@@ -58,10 +67,21 @@ class SourceLines:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     return LinesAnswer(query.source, why="it is no regular file")
                 if query.line:
-                    return _around(file, query)
+                    return _counted(file, query, self._before().get(query.source, 0))
                 return _last(file, query) if query.start is None else _behind(file, query, max(query.start, 0))
         except OSError as error:
             return LinesAnswer(query.source, why=error.strerror or str(error))
+
+
+def _counted(file: BinaryIO, query: LinesQuery, before: int) -> LinesAnswer:
+    """The lines around one whose number counts on from the `before` lines of the files before this one."""
+    if 0 < query.line <= before:
+        why = f"line {query.line} was in the file before it was replaced or cut: this one begins with line {before + 1}"
+        return LinesAnswer(query.source, why=why)
+    answer = _around(file, msgspec.structs.replace(query, line=query.line - before))
+    if not answer.lines and before:
+        return msgspec.structs.replace(answer, why=f"{answer.why} (its line 1 is counted as {before + 1})")
+    return msgspec.structs.replace(answer, first=answer.first + before) if before else answer
 
 
 def _around(file: BinaryIO, query: LinesQuery) -> LinesAnswer:

@@ -50,6 +50,10 @@ class _Followed:
     tail: Tail
     scan: LogScan
     restarts: int = 0
+    lines: int = 0
+    """Number of the newest line that was read."""
+    before: int = 0
+    """Lines of the files that were there before this one was rotated in, or cut: what they said stays."""
     quiet: int = 0
     """Polls in a row without a new line."""
 
@@ -81,6 +85,10 @@ class LogWatch:
         for followed in self._followed.values():
             followed.tail.close()
 
+    def before(self) -> dict[str, int]:
+        """Log -> lines of the files that were there before the one that is there: numbers of lines go on."""
+        return {name: followed.before for name, followed in list(self._followed.items()) if followed.before}
+
     def poll(self, wanted: Mapping[str, tuple[Path, int]]) -> Logs | None:
         """Read what is new; None when nothing is."""
         news = self._retire(wanted)
@@ -105,7 +113,9 @@ class LogWatch:
         for start, pieces in followed.tail.poll(BYTES):
             if followed.tail.restarts != followed.restarts:
                 followed.restarts = followed.tail.restarts
-                followed.scan = self._scan(name)
+                followed.before = followed.lines
+            start += followed.before
+            followed.lines = start + len(pieces) - 1
             followed.scan.feed(start, pieces)
             news = True
         followed.quiet = 0 if news else followed.quiet + 1

@@ -87,6 +87,10 @@ class Watched:
         """Logs that are followed, by the name that evidence has for them."""
         return {name: (path, 0) for name, path in self._files.paths.items()}
 
+    def before(self) -> dict[str, int]:
+        """Log -> lines that it had before it was replaced or cut: its line numbers go on from there."""
+        return self._run.before() if self._logs else {}
+
     def _judge(self) -> None:
         if self._logs:
             self._run.judge()

@@ -4,6 +4,9 @@ Everything here runs in a thread and is bounded: a turn reads for a limited time
 caught up with, and a log that grows faster than it can be read loses lines. Those are counted, and the numbers of the
 others stay right. What was found is kept as `rltop.evidence.logs` keeps it, the first and the newest of each kind.
 
+A log that is rotated, cut or written anew is still the same log: what it said stays, and the numbers of its lines go on
+(`before`), as in `cat train.log.1 train.log`. Only `watched_restarts` says that another attempt begins.
+
 Failure policy: a file that is missing, cannot be read or is no text is one without lines, and its cell says so.
 """
 
@@ -92,6 +95,8 @@ class _Log:
     quiet: int = 0
     lines: int = 0
     """Number of the newest line that was read."""
+    before: int = 0
+    """Lines of the files that were there before this one: line 1 of the file has the next number."""
     dropped: int = 0
     seen: bool = False
     last: float | None = None
@@ -124,10 +129,15 @@ class LogReader:
         self._metric_names = names
         self._logs: dict[str, _Log] = {}
         self._restarts = Restarts()
+        self._before: dict[str, int] = {}
         self._cut: Begin | None = None
         self._turn = Turn()
         self._pids: frozenset[int] = frozenset()
         self._first = True
+
+    def count_on(self, before: Mapping[str, int]) -> None:
+        """Before the first turn: log -> lines that it had before it was replaced or cut."""
+        self._before = dict(before)
 
     def close(self) -> None:
         """Close the files."""
@@ -182,6 +192,7 @@ class LogReader:
         worker = _WORKER.match(path.name)
         log = _Log(path, Tail(path, start), self._scan(name), size, last=changed)
         log.pid = int(worker["pid"]) if worker else None
+        log.before = log.lines = self._before.get(name, 0)
         return log
 
     def _scan(self, name: str) -> LogScan:
@@ -199,11 +210,12 @@ class LogReader:
         for start, pieces in log.tail.poll(PIECE):
             if log.tail.restarts != log.restarts:
                 log.restarts = log.tail.restarts
-                log.scan, log.history, log.checked = self._scan(name), 0, False
+                log.before, log.history, log.checked = log.lines, 0, False
             if not log.checked:
                 log.checked = True
                 log.problem = "it is no text" if is_binary(log.tail.head) else ""
             read = True
+            start += log.before
             log.lines = start + len(pieces) - 1
             log.scan.hurry = behind > HURRY
             if not log.problem:
@@ -230,7 +242,8 @@ class LogReader:
         if state == "followed" and not log.seen and size:
             state, problem = "unreadable", "it cannot be opened"
         more = {"behind": log.tail.behind(), "dropped": log.dropped, "restarts": log.restarts, "last": log.last}
-        return _cell(str(log.path), state) | {"problem": problem, "lines": log.lines, "bytes": size} | more
+        counts = {"lines": log.lines, "before": log.before, "bytes": size}
+        return _cell(str(log.path), state) | {"problem": problem} | counts | more
 
     # ---------------------------------------------------------------- facts
 
@@ -277,7 +290,7 @@ class LogReader:
 
 def _cell(path: str, state: str) -> dict[str, Any]:
     """`log/<name>` of a log of which nothing was read."""
-    counts = dict.fromkeys(("lines", "bytes", "behind", "dropped", "restarts"), 0)
+    counts = dict.fromkeys(("lines", "before", "bytes", "behind", "dropped", "restarts"), 0)
     return {"path": path, "state": state, "problem": "", **counts, "last": None}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rltop.checks.found import LogEvent
-from rltop.checks.observe import MetricRow
+from rltop.checks.observe import MetricRow, Where
 from rltop.daemon import attempts
 from rltop.daemon.core import Core, trim
 from rltop.daemon.ingest import Ingest
@@ -119,6 +119,8 @@ class WatchedRun:
         """Log -> what its clock must be given to be ours, for lines of before we looked."""
         self._restored: dict[str, int] = {}
         """Log -> newest line of which an earlier daemon of the run has told."""
+        self._rereads = False
+        """What an earlier daemon has told is being read again: until that is done the checks would see half of it."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -133,16 +135,23 @@ class WatchedRun:
 
     def begin(self) -> None:
         """Before the first turn. Where an earlier daemon of the run was here, the logs are read anew from their start:
-        they say everything again, attempts and engines too, and only what is new becomes an event."""
-        table = self._core.table
+        the checks see again what they say, and engines are known again, but metrics, attempts and events that the
+        journal has already are not told twice."""
+        table, before = self._core.table, {}
         for key in table.keys("log/"):
-            cell = table.get(key)
-            if _size(cell.get("path")) >= int(cell.get("bytes") or 0):  # else it was replaced meanwhile
-                self._restored[key.removeprefix("log/")] = int(cell.get("lines") or 0)
+            cell, name = table.get(key), key.removeprefix("log/")
+            self._restored[name] = int(cell.get("lines") or 0)
+            same = _size(cell.get("path")) >= int(cell.get("bytes") or 0)  # else it was replaced meanwhile
+            before[name] = int(cell.get("before") or 0) if same else self._restored[name]
+        run = table.get("run") or {}
         if self._restored:
-            self._engines.forget()
-            self._core.update("run", attempt=1, ended=None, state="waiting", text="")
-        self._core.update("run", watched=WATCHED)
+            self._reader.count_on(before)
+            if not any(before.values()):  # else the file that named an engine may be gone
+                self._engines.forget()
+            self._core.update("run", ended=None, state="waiting", text="")
+        self._rereads = bool(self._restored)
+        if not str(run.get("watched") or "").startswith(WATCHED):
+            self._core.update("run", watched=WATCHED)
 
     def ages(self) -> dict[str, float]:
         """Log -> seconds since it last grew, as far as we saw it."""
@@ -152,6 +161,11 @@ class WatchedRun:
             if isinstance(last, int | float):
                 found[key] = max(0.0, now - last)
         return found
+
+    def before(self) -> dict[str, int]:
+        """Log -> lines that it had before it was replaced or cut."""
+        table = self._core.table
+        return {key.removeprefix("log/"): int(table.get(key).get("before") or 0) for key in table.keys("log/")}
 
     # ---------------------------------------------------------------- a turn
 
@@ -182,11 +196,13 @@ class WatchedRun:
         if turn.facts is not None:
             self._facts = turn.facts
             self._take_args(turn.facts)
+        if turn.facts is not None or (self._rereads and not turn.busy):
+            self._rereads = self._rereads and turn.busy
             self.judge()
 
     def judge(self) -> None:
         """Have the checks see everything that is known by now."""
-        if self._facts is not None:
+        if self._facts is not None and not self._rereads:
             self._verdicts.see_logs(_with(self._facts, self._extra()))
             self._verdicts.refresh()
 
@@ -194,7 +210,7 @@ class WatchedRun:
         match news.fact:
             case MetricRow():
                 self._row(news.fact)
-            case Printed():
+            case Printed() if not self._known(news.fact.where):
                 self._waiting = [*self._waiting[-7:], news.fact]
             case LogEvent():
                 self._event(news.fact, caught_up=news.caught_up)
@@ -203,7 +219,7 @@ class WatchedRun:
         self._moves()
         if row.axis == "rollout" and "perf/rollout_time" in row.values:
             self._rollout = row.step if row.rollout_id is None else row.rollout_id
-        if self._streamed():
+        if self._streamed() or self._known(row.where):
             return
         more = {"rollout_id": row.rollout_id, "step_in_rollout": row.step_in_rollout}
         self._record("metrics", {"values": dict(row.values), "step": row.step, "axis": row.axis, **more})
@@ -215,13 +231,13 @@ class WatchedRun:
             shift = None if caught_up else self._shifts.get(event.where.source)
             self._timer(event, None if shift is None or event.time is None else event.time + shift)
             return
-        told = self._engines.see(event, rollout=self._rollout, tell=not self._known(event))
+        told = self._engines.see(event, rollout=self._rollout, tell=not self._known(event.where))
         state = _JOB.get(str(event.data.get("state"))) if event.kind == "job_end" else None
         if state is not None and "job" in event.text.lower():
             self._ingest.end(state, f"{event.text[:200]} ({at(event)})", at(event))
         level = _LEVELS.get(event.kind)
         where = (event.where.source, event.where.line)
-        if level is None or told or self._known(event) or where == self._newest:
+        if level is None or told or self._known(event.where) or where == self._newest:
             return
         self._newest = where
         self._told[event.kind] += 1
@@ -230,9 +246,9 @@ class WatchedRun:
             text = f"{who}{event.text}" if event.kind != "traceback" else f"{who}traceback: {event.text}"
             self._core.event("log", level, text[:2000], at(event))
 
-    def _known(self, event: LogEvent) -> bool:
+    def _known(self, where: Where | None) -> bool:
         """An earlier daemon of the run has told of this line."""
-        return (event.where.line or 0) <= self._restored.get(event.where.source, 0)
+        return where is not None and (where.line or 0) <= self._restored.get(where.source, 0)
 
     def _timer(self, event: LogEvent, when: float | None) -> None:
         if self._streamed():
@@ -265,13 +281,23 @@ class WatchedRun:
     # ---------------------------------------------------------------- attempts
 
     async def _attempt(self, restarted: Restarted) -> None:
-        """The attempt before is judged to its end and put away."""
+        """The attempt before is judged to its end and put away. One that an earlier daemon has begun is begun: only the
+        engines of the one before are forgotten."""
+        begin = restarted.begin
+        place = f"{begin.source}:{begin.line}"
+        run = self._core.table.get("run") or {}
+        if self._known(Where(begin.source, begin.line)) or str(run.get("watched")).endswith(f" {place}"):
+            keep = self._engines.of_attempt(begin.source, begin.line)
+            for key in (key for key in self._core.table.keys("engine/") if key not in keep):
+                self._core.set(key, None)
+            self._ingest.over(f"{ROLE}/0")
+            self._rollout, self._facts = None, None
+            return
         self._show_samples()
         self._verdicts.see_logs(_with(restarted.before, self._extra()))
         self._verdicts.refresh()
         await self._verdicts.judged()
-        run, begin = self._core.table.get("run") or {}, restarted.begin
-        place = f"{begin.source}:{begin.line}"
+        run = self._core.table.get("run") or {}
         over = run.get("state") in ("done", "failed", "interrupted")
         told = str(run.get("text") or "") if over else f"its log goes on with another start at {place}"
         end = End(str(run["state"]) if over else "ended", told, run.get("ended") or self._core.now())
@@ -313,7 +339,8 @@ class WatchedRun:
             text = f"{lost} lines of {name} were left out: it grows faster than it can be read"
             self._core.event("loss", "warn", text, name, count=lost)
         if before and cell["restarts"] > int(before.get("restarts") or 0):
-            self._core.event("log", "info", f"log {name} was replaced or cut; read from its new start", "log")
+            text = f"log {name} was replaced or cut; what it said stays, its line 1 is counted as {cell['before'] + 1}"
+            self._core.event("log", "info", text, "log")
 
     def _count_untold(self, turn: Turn) -> None:
         for kind, count in self._told.items():

@@ -148,3 +148,12 @@ async def test_a_viewer_opens_the_line_of_a_verdict_also_when_the_run_is_dead(tm
     finally:
         await client.close()
         await task
+
+
+def test_the_lines_of_a_log_that_was_replaced_are_counted_on(run: Path) -> None:
+    sources = SourceLines(run, dict, lambda: {"trainer.log": 50})
+    path = sources.find("trainer.log")
+    found = sources.answer(LinesQuery("trainer.log", 53, 1, 1), path)
+    assert (found.first, found.lines) == (52, ["line 2", "line 3", "line 4"])
+    assert "this one begins with line 51" in sources.answer(LinesQuery("trainer.log", 50), path).why
+    assert "its line 1 is counted as 51" in sources.answer(LinesQuery("trainer.log", 1051), path).why

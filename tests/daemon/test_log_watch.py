@@ -64,7 +64,7 @@ def test_a_position_behind_the_end_is_the_beginning(tmp_path: Path) -> None:
     assert position(tmp_path / "none", 1) is None
 
 
-def test_a_log_that_is_replaced_starts_anew(tmp_path: Path, found: LogWatch) -> None:
+def test_what_a_log_said_stays_when_it_is_replaced(tmp_path: Path, found: LogWatch) -> None:
     path = tmp_path / "trainer.log"
     path.write_text(OOM)
     wanted = {"trainer.log": (path, 0)}
@@ -73,7 +73,16 @@ def test_a_log_that_is_replaced_starts_anew(tmp_path: Path, found: LogWatch) -> 
     path.write_text(CALM)
     seen = found.poll(wanted)
     assert seen is not None
-    assert [event for event in seen.events if "oom" in event.kind] == []
+    path.write_text("")
+    found.poll(wanted)
+    path.write_text(CALM + OOM)
+    seen = found.poll(wanted)
+    assert seen is not None
+    lines, calm = OOM.count("\n"), CALM.count("\n")
+    places = [event.where.line or 0 for event in seen.events if "oom" in event.kind]
+    assert [place <= lines for place in places] == [True, False]
+    assert places[1] - places[0] == lines + 2 * calm
+    assert found.before() == {"trainer.log": lines + calm}
 
 
 def test_each_process_of_an_engine_has_its_own_log_and_its_number(tmp_path: Path, found: LogWatch) -> None:

@@ -90,7 +90,7 @@ def test_what_a_driver_log_repeats_of_a_worker_is_told_once(tmp_path: Path) -> N
     assert len(told(turn, MetricRow)) == 2
 
 
-def test_a_rotated_and_a_cut_log_go_on_from_line_1(tmp_path: Path, reader: LogReader) -> None:
+def test_the_lines_of_a_rotated_and_of_a_cut_log_are_counted_on(tmp_path: Path, reader: LogReader) -> None:
     path = tmp_path / "t.log"
     path.write_text(CALM + OOM)
     assert places(reader.turn(), "oom") == [("t.log", 2)]
@@ -99,8 +99,10 @@ def test_a_rotated_and_a_cut_log_go_on_from_line_1(tmp_path: Path, reader: LogRe
         file.write(OOM)  # before it noticed
     path.write_text(OOM)
     turn = reader.turn()
-    assert places(turn, "oom") == [("t.log", 3), ("t.log", 1)]
-    assert turn.cells["t.log"]["restarts"] == 1
+    assert places(turn, "oom") == [("t.log", 3), ("t.log", 4)]
+    assert (turn.cells["t.log"]["restarts"], turn.cells["t.log"]["before"]) == (1, 3)
+    assert turn.facts is not None
+    assert [event.where.line for event in turn.facts.events if event.kind == "oom"] == [2, 3, 4]
     path.write_text(CALM)
     reader.turn()
     path.write_text("")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +140,83 @@ async def test_the_next_daemon_of_the_run_reads_its_logs_again_and_tells_nothing
         second.core.set(key, first.core.table.get(key))
     second.run.begin()
     await second.turn()
-    same = ("engine/2", "run", "log/train.log", "metric/train/grad_norm")
-    for key in same:
+    for key in ("engine/2", "log/train.log"):
         assert _without_times(second.core.table.get(key)) == _without_times(first.core.table.get(key)), key
+    for key in ("run", "previous", "metric/train/grad_norm"):
+        assert second.core.table.get(key) == first.core.table.get(key), f"{key}: with its times"
+    assert second.core.series.keys() == [], "the curves are in the journal"
+    assert {key: cell["status"] for key, cell in _checks(second)} == {key: c["status"] for key, c in _checks(first)}
     assert second.core.events("engine") == []
     assert second.core.events("log") == []
     for one in (first, second):
         one.reader.close()
+
+
+def _checks(watched: Watched) -> list[tuple[str, dict[str, Any]]]:
+    return [(key, watched.core.table.get(key)) for key in watched.core.table.keys("check/")]
+
+
+async def test_the_next_daemon_counts_the_lines_of_a_log_on_that_was_replaced_meanwhile(tmp_path: Path) -> None:
+    first, second = Watched(tmp_path), Watched(tmp_path)
+    whole = text(Plan(rollouts=2, garbled_from=None, dies_in=None))
+    cut = whole.index("\n", len(whole) // 2) + 1
+    first.write(whole[:cut])
+    await first.turn()
+    for key in first.core.table.keys(""):
+        second.core.set(key, first.core.table.get(key))
+    first.path.rename(tmp_path / "train.log.1")
+    first.write("(T pid=4) a.py:1 - torch.OutOfMemoryError: CUDA out of memory.\n")
+    second.run.begin()
+    await second.turn()
+    [event] = [event for event in second.core.events("log") if "OutOfMemory" in event["text"]]
+    assert event["source"] == f"train.log:{whole[:cut].count(chr(10)) + 1}"
+    assert second.core.table.get("run")["attempt"] == 1
+    assert len(second.core.table.keys("engine/")) == 4
+    for one in (first, second):
+        one.reader.close()
+
+
+def _by_cut(path: Path) -> None:
+    path.write_text("")
+
+
+def _by_rotation(path: Path) -> None:
+    path.rename(path.with_suffix(".log.1"))
+
+
+def _by_making_it_anew(path: Path) -> None:
+    path.unlink()
+    path.write_text("")
+
+
+@pytest.mark.parametrize("replace", [_by_cut, _by_rotation, _by_making_it_anew])
+async def test_a_log_that_is_replaced_makes_no_verdict_forget(
+    watched: Watched, replace: Callable[[Path], None]
+) -> None:
+    """Not a gradient that was no number, not the faults, not the load, nor which rollout was the first."""
+    whole = text(Plan(rollouts=4, garbled_from=None, dies_in=1))
+    cut = whole.index("\n", len(whole) // 2) + 1
+    first, rest = whole[:cut], whole[cut:]
+    first = re.sub(r"'train/grad_norm': [\d.]+", "'train/grad_norm': float('nan')", first, count=1)
+    watched.write(first)
+    await watched.turn()
+    before = {key: watched.core.table.get(key)["status"] for key in watched.core.table.keys("check/")}
+    assert (before["check/train.nan"], before["check/ckpt.loaded"]) == ("fail", "pass")
+    assert before["check/logprob.ref-equal"] == "pass"
+    replace(watched.path)
+    await watched.turn()
+    watched.write(rest)
+    await watched.turn()
+    for name in ("train.nan", "ckpt.loaded", "logprob.ref-equal"):
+        assert watched.status(name) == before[f"check/{name}"], name
+    assert (before["check/engine.died"], watched.status("engine.died")) == ("fail", "warn"), "it is back since"
+    assert watched.core.table.get("metric/train/grad_norm")["step"] == 3
+    assert watched.core.table.get("run")["attempt"] == 1
+    assert watched.core.table.get("log/train.log")["before"] == first.count("\n")
+    assert [e["text"] for e in watched.core.events("log") if "what it said stays" in e["text"]]
+    watched.write(text(Plan(rollouts=1, garbled_from=None, dies_in=None, pid=7000)))
+    await watched.turn()
+    assert (watched.core.table.get("run")["attempt"], watched.status("train.nan")) == (2, "pass")
 
 
 def _without_times(cell: dict[str, Any]) -> dict[str, Any]:
