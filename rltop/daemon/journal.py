@@ -41,6 +41,7 @@ FIRST_RETRY_S = 1.0
 RETRY_S = 5.0
 """A disk that refused is tried again after one second, then two, four, and every five."""
 BACKLOG_ROWS = 100_000
+"""Of what the disk does not take so much is kept in memory, and as much again while one write hangs."""
 CHUNK_POINTS = 512
 """Points of one series in a packed chunk: 4 KiB a column, and at most so many single rows per series."""
 
@@ -129,6 +130,8 @@ class Journal:
         self._queue: queue.SimpleQueue[_Row | _Sync] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="rltop-journal", daemon=True)
         self._started = False
+        self._overrun = 0
+        """Rows that went because the thread did not come for them. Counted in the loop, told in the thread."""
         self._connection: sqlite3.Connection | None = None
         self._points: dict[str, int] = {}
         self._limits = dict(limits)
@@ -201,14 +204,29 @@ class Journal:
         return answers == [True]
 
     def _put(self, what: str, *values: Any) -> None:
+        if self._queue.qsize() >= BACKLOG_ROWS:
+            self._drop_oldest()
         self._queue.put(_Row(what, values))
+
+    def _drop_oldest(self) -> None:
+        """The thread hangs in the disk: memory may not grow for it."""
+        try:
+            item = self._queue.get_nowait()
+        except queue.Empty:
+            return
+        if isinstance(item, _Row):
+            self._overrun += 1
+        elif item.last:
+            self._queue.put(item)
+        else:
+            item.done(False)
 
     # ---------------------------------------------------------------- the writer thread
 
     def _run(self) -> None:
         backlog: list[_Row] = []
         failed_at: float | None = None
-        pause, lost = 0.0, 0
+        pause, lost, overrun = 0.0, 0, 0
         while True:
             waiting = self._collect(backlog, timeout=None if failed_at is None else pause)
             if len(backlog) > BACKLOG_ROWS:
@@ -224,9 +242,13 @@ class Journal:
                     backlog.clear()
                     if newest is not None:
                         self._on_written(newest)
+                    fresh = self._overrun - overrun
+                    overrun += fresh
                     if failed_at is not None:
-                        self._on_problem("warn", f"the journal works again; {lost} rows were lost meanwhile")
+                        self._on_problem("warn", f"the journal works again; {lost + fresh} rows were lost meanwhile")
                         self._on_working(True)
+                    elif fresh:
+                        self._on_problem("warn", f"the disk hung: {fresh} rows of the journal were lost meanwhile")
                     failed_at, pause, lost = None, 0.0, 0
                 else:
                     if failed_at is None:

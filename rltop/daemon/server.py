@@ -50,9 +50,13 @@ from rltop.protocol.messages import (
 )
 
 SNDHWM = 8
-INGEST_HWM = 100
-"""Records of every producer: a thousand of them may send more than the daemon takes, and all that must fit into its
-memory. The rest waits at the producer (SNDHWM 1,000), where what is one too many is dropped and counted."""
+INGEST_HWM = 16
+"""Records of every producer that wait here: a thousand of them may send more than the daemon takes, and all that must
+fit into its memory (records of 20 metrics: some 25 MB). The rest waits at the producer (SNDHWM 1,000), where what is
+one too many is dropped and counted."""
+ZERO_COPY_RECV = 10
+"""Context option of libzmq (zmq.h; pyzmq has no name for it). On, as it is by default, every waiting record holds the
+whole buffer of 8 to 18 KB that it was read into, however small it is: gigabytes for a thousand producers."""
 BACKLOG = 4_096
 """Connections that may wait to be accepted: all ranks of a run come at one moment."""
 BURST = 128
@@ -143,6 +147,7 @@ class Server:
         self._sockets: dict[str, zmq.asyncio.Socket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.counters = Counters()
+        context.set(ZERO_COPY_RECV, 0)
 
     def wake(self) -> None:
         """Something changed that a viewer should see."""
@@ -158,13 +163,15 @@ class Server:
             self._sockets[name] = socket
             socket.linger = 0
             socket.maxmsgsize = MAX_MESSAGE_BYTES
-            socket.heartbeat_ivl = HEARTBEAT_MS
-            socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
             socket.handshake_ivl = HEARTBEAT_MS
             if name == "ingest":
+                # No heartbeats: a pipe at its mark is not read, the answers in it neither, and ZeroMQ would hang up on
+                # the producer and lose what was on its way. A unix socket says by itself when its other end is gone.
                 socket.rcvhwm = INGEST_HWM
                 socket.backlog = BACKLOG
             else:
+                socket.heartbeat_ivl = HEARTBEAT_MS
+                socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
                 socket.router_mandatory = True
                 socket.sndhwm = SNDHWM
             try:

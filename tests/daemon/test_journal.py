@@ -276,6 +276,33 @@ def test_a_full_disk_is_said_once_and_nothing_is_lost_when_it_has_room_again(pat
     assert [e["eseq"] for e in load(path)[0].events] == list(range(1, 300))
 
 
+async def test_a_disk_that_hangs_costs_the_oldest_rows_and_not_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltop.daemon.journal.BACKLOG_ROWS", 100)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def connect(path: Path) -> sqlite3.Connection:
+        hangs.set()
+        goes_on.wait(20)
+        return schema.connect(path)
+
+    problems = Problems()
+    journal = Journal(path, on_problem=problems, connect=connect)
+    journal.start()
+    journal.event(event(1))
+    await asyncio.to_thread(hangs.wait, 10)
+    waiting = asyncio.create_task(journal.committed())
+    await asyncio.sleep(0)
+    for eseq in range(2, 303):
+        journal.event(event(eseq))
+    assert await waiting is False
+    goes_on.set()
+    assert await asyncio.to_thread(journal.close)
+    assert [e["eseq"] for e in load(path)[0].events] == [1, *range(203, 303)]
+    assert problems.seen == [("warn", "the disk hung: 201 rows of the journal were lost meanwhile")]
+
+
 async def test_on_a_full_disk_waiting_for_the_journal_ends_with_no(path: Path) -> None:
     disk = Disk()
     disk.full = True
