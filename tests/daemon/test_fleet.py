@@ -69,7 +69,7 @@ async def test_what_a_daemon_has_no_time_for_waits_at_the_producer_and_comes_who
             record = Record("r", Source("trainer", 0, "h", 1), step + 1, 0.0, 0.0, "metrics", payload)
             producer.send_multipart(encode("rec", record), flags=zmq.NOBLOCK)
         assert not monitor.poll(500), "ZeroMQ hung up on a producer whose records nobody took yet"
-        pull = zmq.Socket.shadow(busy._sockets["ingest"].underlying)
+        pull: zmq.Socket[bytes] = zmq.Socket.shadow(busy._sockets["ingest"].underlying)
         taken = [decode(pull.recv_multipart()).body.seq for _ in range(RECORDS)]
         assert taken == list(range(1, RECORDS + 1))
         producer.disable_monitor()
