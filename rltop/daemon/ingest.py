@@ -29,6 +29,7 @@ from rltop.protocol.messages import (
     SamplesPayload,
     WeightsPayload,
 )
+from rltop.runs.masks import mask_data
 
 MAX_SAMPLES = 8
 """Samples in the state table; the journal keeps the records whole."""
@@ -49,6 +50,8 @@ LOOK_AT = 64
 LAST_RECORDS_S = 2.0
 """What an ended process had handed over still comes for so long."""
 _ENGINE_LEVEL = {"CRASHED": "error", "LOST": "error", "SUSPECT": "warn", "BACKOFF": "warn", "QUARANTINED": "warn"}
+_FACTS = frozenset({"run", "engine"})
+"""Kinds that carry a configuration, in which there may be secrets."""
 _END_LEVEL = {"done": "info", "failed": "error", "interrupted": "warn"}
 
 
@@ -187,6 +190,9 @@ class Ingest:
                 self._metric_roles.add(who.role)
                 return self._metrics(source, record)
             case kind if kind in PAYLOADS:
+                if kind in _FACTS:
+                    # Here, before anybody sees it: state, journal and checks get what may be shown.
+                    record = msgspec.structs.replace(record, payload=mask_data(record.payload))
                 try:
                     payload = msgspec.convert(record.payload, PAYLOADS[kind])
                 except (msgspec.ValidationError, RecursionError) as error:

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from rltop.runs.masks import mask_data
 
 MOST = 8
 """Samples of one rollout that are sent; the daemon shows as many."""
 MOST_CHARS = 20_000
 MOST_TOKENS = 16_384
 """Of a longer response no token arrays are sent: cut ones would not fit each other."""
-_SECRET = re.compile(r"(?:^|_)(?:api_key|wandb_key|access_key|secret|password|passwd|token|credentials?)$")
-_HIDDEN = "(secret)"
 _MOST_ITEMS = 200
 _MOST_ARG_CHARS = 2_000
 
@@ -88,11 +87,9 @@ def arguments(args: Any) -> dict[str, Any]:
     for name, value in dict(source).items() if isinstance(source, Mapping) else ():
         if name.startswith("_"):
             continue
-        if isinstance(value, str) and value and _SECRET.search(name.lower()):
-            found[name] = _HIDDEN
-        else:
-            found[name] = _plain(value, 2)
-    return found
+        found[name] = _plain(value, 2)
+    masked: dict[str, Any] = mask_data(found)
+    return masked
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -105,9 +102,7 @@ def _plain(value: Any, depth: int) -> Any:
             return [_plain(one, depth - 1) for one in value[:_MOST_ITEMS]]
         case dict() if depth:
             pairs = list(value.items())[:_MOST_ITEMS]
-            return {
-                str(key): _HIDDEN if _SECRET.search(str(key).lower()) else _plain(one, depth - 1) for key, one in pairs
-            }
+            return {str(key): _plain(one, depth - 1) for key, one in pairs}
         case _:
             return str(value)[:200]
 

@@ -19,6 +19,8 @@ from rltop.errors import RltopError
 from rltop.runs import places
 
 KEY_BYTES = 32
+HIDDEN = "***"
+"""Stands where a secret was."""
 _SECRET_WORDS = frozenset(
     {"secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "cookie", "bearer"}
     | {"webhook", "dsn", "pat", "apikey"}
@@ -121,5 +123,27 @@ def mask_command(argv: Sequence[str], key: bytes | None) -> list[str]:
     return masked
 
 
+def mask_data(value: Any, name: str = "") -> Any:
+    """Plain data in which every secret is `***`, however deep: by the name that it stands under, or by its look.
+
+    Numbers stay unless their name is a password's: `image_token` is one of the vocabulary. Lists of words are read as a
+    command line too. What holds no secret comes back as it was.
+    """
+    match value:
+        case dict():
+            return {key: mask_data(one, str(key) if not is_secret(name) else name) for key, one in value.items()}
+        case list() | tuple() if not is_secret(name) and all(isinstance(one, str) for one in value):
+            return mask_command([str(one) for one in value], None)
+        case list() | tuple():
+            return [mask_data(one, name) for one in value]
+        case str() if value and is_secret(name, value):
+            return HIDDEN
+        case bytes() if is_secret(name, value.decode(errors="replace")):
+            return HIDDEN
+        case int() | float() if not isinstance(value, bool) and is_secret(name):
+            return value if re.search(r"(?i)token$", name) else HIDDEN
+    return value
+
+
 def _hidden(value: str, key: bytes | None) -> str:
-    return f"***{fingerprint(value, key) or ''}"
+    return f"{HIDDEN}{fingerprint(value, key) or ''}"

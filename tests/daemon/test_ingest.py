@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, isnan, nan
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rltop.daemon.ingest import LOG_LINES_PER_S, LOST_AFTER_S, MAX_SAMPLES, Ingest
 from rltop.daemon.phases import PhaseClock
+from rltop.integrations.slime_samples import arguments
 from rltop.protocol.messages import PAYLOADS
 from tests.daemon.fakes import FakeCore, Trainer
 
@@ -43,6 +45,38 @@ def house() -> House:
 def last_values(house: House, key: str) -> list[tuple[float, float]]:
     found = house.core.series.query(key, None, None, 1000)
     return [] if found is None else list(zip(found.step, found.last, strict=True))
+
+
+# ---------------------------------------------------------------- secrets
+
+KEY = "sk-abcdefghijklmnop1234"
+ARGS: dict[str, Any] = {
+    "api_key": KEY,
+    "wandb": {"key": "x", "wandb_key": "hunter2hunter2", "project": "p"},
+    "credentials": {"user": "me", "list": ["hunter2hunter2"]},
+    "command": ["serve", "--api-key", "hunter2hunter2", "--port", "1"],
+    "url": "http://me:hunter2hunter2@host/x",
+    "nested": [{"password": 88887777, "on": True}],
+    "image_token": 151655,
+    "eos_token": "</s>",
+    "input_key": "prompt",
+    "use_wandb_api_key": True,
+}
+
+
+@pytest.mark.parametrize("told_by", ["reporter", "slime"])
+def test_secrets_of_a_run_reach_neither_state_nor_journal_nor_checks(house: House, told_by: str) -> None:
+    told = ARGS if told_by == "reporter" else arguments(SimpleNamespace(**ARGS))
+    seen = house.ingest.take(house.trainer.record("run", {"framework": "slime", "args": told}))
+    house.take("engine", {"id": "0", "url": "http://me:hunter2hunter2@host", "kind": "sglang", "state": "HEALTHY"})
+    kept = house.state("run")["args"]
+    assert kept["image_token"] == 151655
+    assert (kept["eos_token"], kept["input_key"], kept["use_wandb_api_key"]) == ("</s>", "prompt", True)
+    assert kept["wandb"]["project"] == "p"
+    assert kept["command"] == ["serve", "--api-key", "***", "--port", "1"]
+    everything = repr((house.core.table.get("run"), house.core.table.get("engine/0"), seen, house.core.written.rows))
+    for secret in (KEY, "hunter2hunter2", "88887777"):
+        assert secret not in everything
 
 
 # ---------------------------------------------------------------- metrics

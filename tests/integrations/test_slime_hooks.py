@@ -74,7 +74,7 @@ def test_the_run_its_phases_weights_samples_and_engines_are_told(
         "vocab_size": None,
     }
     assert runs[0]["args"]["lr"] == 1e-6
-    assert runs[0]["args"]["wandb_key"] == "(secret)"
+    assert runs[0]["args"]["wandb_key"] == "***"
     phases = [(r["payload"]["name"], r["payload"]["edge"]) for r in records if r["kind"] == "phase"]
     assert phases.count(("rollout", "enter")) == phases.count(("rollout", "leave")) == 2
     assert phases.count(("train", "enter")) == phases.count(("train", "leave")) == 2

@@ -60,9 +60,9 @@ def test_arguments_are_plain_and_without_secrets() -> None:
         "lr": 1e-6,
         "max_tokens_per_gpu": 9216,
         "reward_key": "acc",
-        "wandb_key": "(secret)",
-        "hf_token": "(secret)",
-        "train_env_vars": {"A": "1", "API_KEY": "(secret)"},
+        "wandb_key": "***",
+        "hf_token": "***",
+        "train_env_vars": {"A": "1", "API_KEY": "***"},
         "eval_datasets": ["namespace(name='aime')"],
         "betas": [0.9, 0.98],
     }
