@@ -41,6 +41,8 @@ SGLANG_ARGS = (
 CONCURRENCY = 21
 """Above 8 and odd: SGLang captures graphs for 1 to 8, then for some sizes only, and pads to them."""
 UP_S, CRASH_S = 300.0, 300.0
+BUDGET_MIN = {"sglang": 60.0, "cpu": 600.0}
+"""With a time scale the seconds of a restart are minutes as well, and a busy machine needs many of them."""
 
 
 def main() -> int:
@@ -74,6 +76,7 @@ class Scene:
         self._healthy()
         extra = ["--time-scale", str(self.options.time_scale)] if self.options.kind == "cpu" else []
         budget = ["--budget-min", str(self.options.budget_min)]
+        extra += ["--toggles", self.options.toggles] if self.options.toggles else []
         self._rltop(
             "bisect", "start", "--run", self.run, "--exclusive", "--yes", "--follow", *budget, *extra, ok=(0, 1)
         )
@@ -236,7 +239,10 @@ class Scene:
         print(json.dumps({key: value for key, value in self.result.items() if key != "trials"}))
         for trial in self.result["trials"]:
             print(json.dumps(trial))
-        return 0 if right and named and self.result["flags_restored"] else 1
+        wrong = wrongs(report, right=right, kernel=named, flags=self.result["flags_restored"])
+        for one in wrong:
+            self._told(f"WRONG: {one}")
+        return 1 if wrong else 0
 
     # ------------------------------------------------------------------ rltop
 
@@ -264,7 +270,22 @@ class Scene:
         print(f"[{time.monotonic() - self.began:7.1f} s] {what}", flush=True)
 
 
-def _options() -> argparse.Namespace:
+def wrongs(report: Mapping[str, Any], *, right: bool, kernel: bool, flags: bool) -> list[str]:
+    """What is not as it was planted, a sentence each. report: `rltop bisect export --to json`."""
+    found = []
+    if not right:
+        named = " x ".join(report.get("culprit") or ()) or "nothing"
+        why = f"it ended {report.get('state')} after {report.get('minutes') or 0:.0f} min: {report.get('text')}"
+        budget = "; --budget-min gives it longer" if report.get("state") == "budget" else ""
+        found.append(f"{named} was named ({why}{budget})")
+    if not kernel:
+        found.append(f"the kernel is {(report.get('kernel') or {}).get('name') or 'not known'}")
+    if not flags:
+        found.append("an engine is not on its own flags")
+    return found
+
+
+def _options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bug", choices=sorted(CULPRITS), required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -274,9 +295,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engine-python", default=sys.executable)
     parser.add_argument("--engine-pythonpath", default="", help="where SGLang is, if the interpreter does not know")
     parser.add_argument("--toggles", default="", help="only these, where the host can not run others (a JIT, say)")
-    parser.add_argument("--budget-min", type=float, default=60.0)
+    parser.add_argument(
+        "--budget-min", type=float, help="default: 60; of a dry run 600, for its restarts count as minutes too"
+    )
     parser.add_argument("--time-scale", type=float, default=60.0, help="dry run only: minutes per minute of clock")
-    return parser.parse_args()
+    options = parser.parse_args(words)
+    if options.budget_min is None:
+        options.budget_min = BUDGET_MIN[options.kind]
+    return options
 
 
 if __name__ == "__main__":

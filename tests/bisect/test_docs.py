@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from rltop.bisect.proof import SURVIVES
 from rltop.bisect.space import OTHER, space
 from rltop.evidence.priors import load
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bisect.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "bisect.md").read_text(encoding="utf-8")
 TABLES = load()
 SPACE = space(("cuda_graph", "speculative", "overlap_schedule"), TABLES.priors)
 ARMS = {"everything on": 7, "only cuda_graph": 1, "without cuda_graph": 6}
@@ -78,3 +80,21 @@ def test_the_constants_are_the_codes() -> None:
     assert f"at most {NONE_LEFT[0]:.1%} ({NONE_LEFT[1]:.1%})".replace("%", " %") in flat
     assert f"for {SURVIVES[0]} mean times to a crash (of a pair {SURVIVES[1]}, of a triple {SURVIVES[2]})" in flat
     assert f"at least {PATIENCE} times better" in flat
+
+
+def test_the_planted_example_says_what_was_wrong_and_gives_rehearsals_time() -> None:
+    spec = importlib.util.spec_from_file_location("planted", ROOT / "examples" / "bisect_planted_ima.py")
+    assert spec is not None
+    assert spec.loader is not None
+    planted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(planted)
+    given = ["--bug", "verify", "--out", "x"]
+    assert planted._options(given).budget_min == 60
+    assert planted._options([*given, "--kind", "cpu"]).budget_min == 600
+    assert planted._options([*given, "--kind", "cpu", "--budget-min", "9"]).budget_min == 9
+    report = {"state": "budget", "minutes": 61.0, "text": "the minutes are spent", "culprit": None, "kernel": None}
+    told = planted.wrongs(report, right=False, kernel=False, flags=True)
+    assert told[0].startswith("nothing was named (it ended budget after 61 min: ")
+    assert "--budget-min gives it longer" in told[0]
+    assert told[1] == "the kernel is not known"
+    assert planted.wrongs(report, right=True, kernel=True, flags=True) == []
