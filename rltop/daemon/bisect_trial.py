@@ -329,8 +329,10 @@ class Worker:
                 told = self._bench.model.learn_kernel(seen.kernel, seen.log or f"trial {row.n}")
                 self._bench.say("info", f"trial {row.n}: its core dump names the kernel: {told}", trial=row.n)
             return self._is_over(row, "crashed", seen.cause)
-        if at_start and seen.kind in NO_TOGGLE:
-            return self._is_lost(row, f"it did not start: {seen.cause}")
+        if seen.kind in NO_TOGGLE:
+            when = "it was ended before its traffic began" if seen.started else "it did not start"
+            when = when if at_start else f"it was ended after {row.minutes:.1f} min"
+            return self._is_lost(row, f"{when}: {seen.cause}")
         row.counts = False
         row.note = _with(row.note, f"another crash than the hunted one ({seen.fingerprint}): not counted")
         self._strike("it keeps crashing of something else")
