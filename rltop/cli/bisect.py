@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rltop.errors import RltopError
+
 if TYPE_CHECKING:
     from rltop.cli.connect import Place
 
@@ -46,11 +48,12 @@ def start(
         str, typer.Option(metavar="ID", help="Whose newest crash; default: the newest illegal access of all.")
     ] = "",
     toggles: Annotated[
-        str, typer.Option(metavar="A,B,…", help="Only these; default: every one that is on and can be off.")
-    ] = "",
+        str | None, typer.Option(metavar="A,B,…", help="Only these; default: every one that is on and can be off.")
+    ] = None,
     on: Annotated[
-        str, typer.Option("--on", metavar="0,2", help="The engines that are tried on; default: half of the fit ones.")
-    ] = "",
+        str | None,
+        typer.Option("--on", metavar="0,2", help="The engines to try on; default: half of the fit ones."),
+    ] = None,
     exclusive: Annotated[
         bool, typer.Option("--exclusive", help="All engines are tried on; nobody serves the run meanwhile.")
     ] = False,
@@ -82,14 +85,23 @@ def start(
     from rltop.cli.bisect_act import start as begin
 
     given: dict[str, Any] = {"engine": engine, "traffic": traffic, "budget_min": budget_min, "time_scale": time_scale}
-    given |= {"toggles": _words(toggles), "engines": _words(on), "mode": "exclusive" if exclusive else None}
+    given |= {
+        "toggles": _words("--toggles", toggles),
+        "engines": _words("--on", on),
+        "mode": "exclusive" if exclusive else None,
+    }
     args = {key: value for key, value in given.items() if value not in ("", None, [])}
     wanted = Start(args, reason=reason, yes=yes, dry_run=dry_run, follow=follow, name=name)
     return begin(_place(run, remote_rltop, via), wanted, as_json=as_json)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _words(flag: str, text: str | None) -> list[str]:
+    """Raises RltopError: it is given, and names nothing (a variable that is not set, say)."""
+    found = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not found:
+        where = f"bisect start {flag}"
+        raise RltopError(f"{text!r} names nothing", where=where, do=f"{flag} A,B, or leave {flag} out for the default")
+    return found
 
 
 @bisect_app.command()

@@ -61,7 +61,11 @@ def export(place: Place, bisection: str, *, to: Literal["md", "json"], file: Pat
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RltopError(
-            "the report cannot be written", where=str(file), why=error.strerror or str(error), do="-o another FILE"
+            "the report cannot be written",
+            where=str(file),
+            why=error.strerror or str(error),
+            do="-o another FILE",
+            exit_code=1,
         ) from error
     note(f"{file}: {len(text.splitlines())} lines; read it before you send it")
     return 0

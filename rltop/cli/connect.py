@@ -99,12 +99,14 @@ def not_running(run: RunInfo) -> RltopError:
             where=str(run.path),
             why=f"its daemon is gone, {left}",
             do=_REVIVE.format(run.name),
+            exit_code=1,
         )
     return RltopError(
         f"run {run.name!r} is not running: there is nothing to control",
         where=str(run.path),
         why="its daemon is gone",
         do=f"rltop attach {run.name} shows what it left",
+        exit_code=1,
     )
 
 

@@ -37,7 +37,7 @@ TOGGLES_WIDTH = 32
 LEAST_WHY = 20
 _ALREADY = ("engine-set", "engine-stop", "engine-start")
 """Commands that leave out engines that are as asked for already."""
-MOMENTS = frozenset({"busy", "stale-generation", "stale-epoch"})
+MOMENTS = frozenset({"busy", "not-running", "stale-generation", "stale-epoch"})
 """Codes of refusals that may be none a moment later."""
 
 

@@ -70,7 +70,7 @@ class Bisections:
         if runner is None or runner.over:
             if command.name == "bisect-resume":
                 return self._plan_again(command)
-            return Rejected("bad-args", "no bisection is running", "rltop bisect start begins one")
+            return Rejected("not-running", "no bisection is running", "rltop bisect start begins one")
         if command.target not in ("", "all", runner.record.id):
             why = f"bisection {command.target[:40]!r} is not the one that runs ({runner.record.id})"
             return Rejected("bad-args", why)
@@ -84,7 +84,7 @@ class Bisections:
         if self._runner is not None and not self._runner.over:
             record = self._runner.record
             why = f"bisection {record.id} is {record.state} ({record.crash.fingerprint}, by {record.who})"
-            return Rejected("busy", why, "rltop bisect stop ends it")
+            return Rejected("busy", why, "rltop bisect status shows it, rltop bisect stop ends it")
         fleet, run_dir = self._engines.fleet, self._engines.run_dir
         if fleet.ab() is not None:
             return Rejected("busy", "an A/B comparison is running on these engines", "rltop engine ab-end ends it")
@@ -126,7 +126,7 @@ class Bisections:
                 command.target, Records(self._engines.run_dir).read_all()[0], self._engines.fleet.trials
             )
         except Refused as refused:
-            return Rejected("bad-args", refused.why, refused.do)
+            return Rejected("not-running", refused.why, refused.do)
 
         async def work(stage: Stage) -> str:
             bisect_again.reopen(record)
@@ -147,7 +147,7 @@ class Bisections:
         match command.name:
             case "bisect-pause":
                 if paused:
-                    return Rejected("bad-args", f"{name} is paused already", "rltop bisect resume lets it go on")
+                    return Rejected("not-running", f"{name} is paused already", "rltop bisect resume lets it go on")
 
                 async def pause(stage: Stage) -> str:
                     runner.pause(who)
@@ -157,7 +157,7 @@ class Bisections:
                 return Plan([f"pause {name}: its engines stay reserved, and idle"], pause)
             case "bisect-resume":
                 if not paused:
-                    return Rejected("bad-args", f"{name} is not paused")
+                    return Rejected("not-running", f"{name} is not paused", "rltop bisect status shows where it stands")
 
                 async def go_on(stage: Stage) -> str:
                     runner.go_on(who)

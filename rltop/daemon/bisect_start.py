@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rltop.bisect.facts import CrashFacts, Tables, weigh, why_not
-from rltop.daemon.bisect_crashes import GPU_FAULTS, TRAINER_CHECK, Refused, earlier, fires, hunted
+from rltop.bisect.story import minutes_text
+from rltop.daemon.bisect_crashes import GPU_FAULTS, TRAINER_CHECK, Refused, earlier, fires, hunted, same_kind
 from rltop.daemon.bisect_model import Model, outlook
-from rltop.daemon.bisect_record import Crash, Record
+from rltop.daemon.bisect_record import Crash, Record, Records
 from rltop.daemon.bisect_weights import weights_of
 from rltop.daemon.state import StateTable
 from rltop.engines.crash_facts import Told, crash_facts, tail_of
@@ -38,6 +39,8 @@ RESTART_S = 3.0
 """Of a stand-in."""
 _SHARED = ("colocate", "offload", "offload_rollout", "offload_train")
 """Arguments of a trainer that lends and takes its engines' memory (slime's names)."""
+MOST_BEFORE = 3
+"""Earlier bisections that the plan tells of."""
 LIKELY = 0.3
 """A toggle that has a part in the crash with this chance is worth turning off meanwhile where engines serve on."""
 CYCLES = {
@@ -75,6 +78,7 @@ def plan(
     tables = load(priors_path())
     factors, moved = weigh(told.facts, base.toggles, tables)
     weights, notes = weights_of(crash, run_dir, subject)
+    notes = [*_before(crash, run_dir), *notes]
     source = traffic_words(args.get("traffic"), run_dir, crash)
     restart = RESTART_S / 60 * scale if subject.kind in STAND_INS else RESTART_MIN
     record = Record(
@@ -124,6 +128,18 @@ def traffic_of(given: str | None, run_dir: Path, crash: Crash) -> Traffic:
 
 
 # ---------------------------------------------------------------------- the crash's evidence
+
+
+def _before(crash: Crash, run_dir: Path) -> list[str]:
+    """What other bisections of this run came to that hunted the same: their trials are not counted again."""
+    found = []
+    for one in Records(run_dir).read_all()[0]:
+        if one.verdict is not None and same_kind(crash.kind, one.crash.kind):
+            result = f"{one.verdict.words} ({one.verdict.p:.0%})" if one.state == "found" else one.verdict.text
+            verb = "found" if one.state == "found" else f"ended {one.state}:"
+            text = f"bisection {one.id} of this run hunted {one.crash.fingerprint} and {verb} {result}"
+            found.append(f"{text} (rltop bisect status --id {one.id}); this one begins anew")
+    return found[-MOST_BEFORE:]
 
 
 def _owner(table: StateTable, crash: Crash) -> str:
@@ -190,6 +206,9 @@ def _guinea_pigs(
     if crash.engine in fit:  # it goes first: whatever is wrong with its own hardware is there
         fit = [crash.engine, *(name for name in fit if name != crash.engine)]
     if named:
+        if mode == "exclusive" and (left := [name for name in fit if name not in named]):
+            why = f"exclusive is all engines, and engine {', '.join(left)} would serve on"
+            raise Refused(why, f"--exclusive alone, or --on {','.join(named)} alone")
         return list(named)
     if not fit:
         told = "; ".join(f"engine {name}: {unfit(one, subject)}" for name, one in everyone.items())
@@ -256,7 +275,7 @@ def _names(args: Mapping[str, Any], key: str) -> list[str]:
 def _number(args: Mapping[str, Any], key: str, default: float) -> float:
     value = args.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise Refused(f"`{key}` is a number above 0")
+        raise Refused(f"`{key}` is a number above 0", f"240, say, or leave {key} out")
     return float(value)
 
 
@@ -292,6 +311,7 @@ def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
         )
     steps += _others_crash_too(record, trials, tables, others)
     steps.append(f"toggles: {', '.join(_toggle(name, base) for name in base.toggles)}")
+    steps += [f"  not tried: {name} ({why})" for name, why in base.left_out.items()]
     steps += [f"  never off: {name} ({why})" for name, why in base.fixed.items()]
     steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
     if pins := shared(base.pins, base.toggles):
@@ -306,6 +326,12 @@ def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
     left = outlook(model, model.evidence(), [], record.engines).left_min
     expected = f"expected: {left[0]:.0f} to {left[1]:.0f} minutes (a rough estimate); " if left is not None else ""
     steps.append(f"{expected}at most {record.budget_min:g} minutes")
+    least = left[0] if left is not None else record.restart_min
+    if record.budget_min < max(least, record.restart_min):
+        steps.append(
+            f"warning: {record.budget_min:g} minutes are hardly enough for a verdict (a restart alone takes "
+            f"{minutes_text(record.restart_min)}): it will most likely end with what is left"
+        )
     return steps
 
 

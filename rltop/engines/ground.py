@@ -40,6 +40,7 @@ NEVER = {
 }
 ASKED_FOR = ("chunked_prefill", MEMORY)
 """Always on, seldom the culprit: only if they are named."""
+ALL_REDUCE = "custom_all_reduce"
 BACKENDS = ("triton", "flashinfer")
 """That stand in for an attention backend that is to be "off"."""
 
@@ -64,6 +65,8 @@ class Ground:
     notes: tuple[str, ...]
     sleeps: bool = False
     """The traffic has sleeps between its waves: they go off with the memory saver, which makes them possible."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Toggle that is on and could be tried -> why it is not, unless it is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def ground(subject: Subject, wanted: Collection[str] = (), *, cycle: str = "") -
         known = ", ".join(name for name in every if name not in NEVER)
         raise RltopError(f"there is no toggle {unknown[0]!r}", do=f"use some of: {known}")
     if never := [name for name in wanted if name in NEVER]:
-        raise RltopError(f"{never[0]} is no toggle of a bisection", why=NEVER[never[0]])
+        raise RltopError(f"{never[0]} is no toggle of a bisection", why=NEVER[never[0]], do=f"leave {never[0]} out")
     now = {**toggles_now(subject), RESUME_ORDER: "on" if cycle else "off"}
     named = [name for name in every if name not in NEVER]
     named = [name for name in named if name in wanted or (not wanted and name not in ASKED_FOR)]
@@ -101,13 +104,17 @@ def ground(subject: Subject, wanted: Collection[str] = (), *, cycle: str = "") -
     if wanted and off_already:
         if now.get(off_already[0]) is None:
             why = "its arguments do not name it, and no /server_info was seen"
-            raise RltopError(f"{off_already[0]}: it is not known what it was", why=why)
+            do = "leave it out, or name it in the engine's arguments and let it crash once more"
+            raise RltopError(f"{off_already[0]}: it is not known what it was", why=why, do=do)
         why = "it was off when the engine crashed"
         if off_already[0] == RESUME_ORDER:
             why = "the crash came neither just after a resume nor just after a weight update"
-        raise RltopError(f"{off_already[0]} is off already", why=why)
+        usable = [name for name in every if name not in NEVER and now.get(name) not in (None, "off")]
+        raise RltopError(f"{off_already[0]} is off already", why=why, do=f"name some that are on: {', '.join(usable)}")
     if not wanted and _ranks(subject) < 2:
-        toggles = [name for name in toggles if name != "custom_all_reduce"]  # one GPU reduces nothing
+        toggles = [name for name in toggles if name != ALL_REDUCE]
+    untried = [] if wanted else [name for name in every if name not in NEVER and name not in toggles]
+    left_out = {name: _why_left_out(name) for name in untried if now.get(name) not in (None, "off")}
     off = {name: _off(name, now) for name in toggles}
     config, pinned, notes = _pinned(subject, off)
     made = _Maker(subject, config, off, sleeps=cycle == "sleep")
@@ -132,7 +139,13 @@ def ground(subject: Subject, wanted: Collection[str] = (), *, cycle: str = "") -
         pins=pinned,
         notes=tuple(notes),
         sleeps=cycle == "sleep",
+        left_out=left_out,
     )
+
+
+def _why_left_out(name: str) -> str:
+    why = "one GPU reduces nothing" if name == ALL_REDUCE else "seldom the culprit"
+    return f"{why}; it is tried if it is named"
 
 
 def arm(subject: Subject, base: Ground, off: Collection[str]) -> Arm:

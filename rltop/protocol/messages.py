@@ -459,7 +459,8 @@ class Rejected(msgspec.Struct, frozen=True):
     """The command was not taken; nothing was changed."""
 
     code: str
-    """`unknown-command`, `bad-args`, `not-control`, `stale-epoch`, `stale-generation`, `busy`."""
+    """`unknown-command`, `bad-args`, `not-control`, `stale-epoch`, `stale-generation`, `busy`, `not-running` (what it
+    is about is not going on)."""
     why: str
     do: str = ""
 

@@ -183,6 +183,9 @@ def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: C
         assert "run 'gone' has no bisection" in capsys.readouterr().err
         assert main(["bisect", "start", "--yes"]) == 2
         assert "rltop: bisect start: refused (bad-args)\n  why: " in capsys.readouterr().err
+        for given in (["--toggles", ""], ["--toggles", " , "], ["--on", ""]):
+            assert main(["bisect", "start", "--yes", *given]) == 2
+            assert f"rltop: bisect start {given[0]}: {given[1]!r} names nothing\n  do:  " in capsys.readouterr().err
         assert main(["bisect", "stop"]) == 2
         assert "rltop: bisect stop: refused (bad-args)\n  why: " in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch:
@@ -214,6 +217,11 @@ def test_a_finished_bisection_is_read_without_a_daemon(tmp_path: Path, capsys: C
         assert "on HOST" in told
         for word in ("mallory", "s3cr3t", "hf_x", "10.1.2.3", "secret project", "nn7"):
             assert word not in told, word
+        for command in ("pause", "resume", "stop"):
+            assert main(["bisect", command, "--run", "gone"]) == 1, "it can not be reached"
+        capsys.readouterr()
+        assert main(["bisect", "export", "--run", "gone", "-o", str(tmp_path / "no" / "report.md")]) == 1
+        assert "the report cannot be written" in capsys.readouterr().err
         file = tmp_path / "report.json"
         assert main(["bisect", "export", "--run", "gone", "--to", "json", "-o", str(file)]) == 0
         data = json.loads(file.read_text())
@@ -294,8 +302,8 @@ def test_from_the_crash_to_the_report_in_the_shell(tmp_path: Path, capsys: Captu
         assert "trial 1 on engine 0" in out
         assert "found: radix_cache" in out
         assert "engine 0: back on its own flags" in out
-        assert main(["bisect", "pause"]) == 2
-        assert "no bisection is running" in capsys.readouterr().err
+        assert main(["bisect", "pause"]) == 1, "a state, no argument"
+        assert "bisect pause: not now (not-running)\n  why: no bisection is running" in capsys.readouterr().err
         assert main(["bisect", "export"]) == 0
         told = capsys.readouterr().out
         assert "with radix_cache (SGLang" in told

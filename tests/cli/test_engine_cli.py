@@ -219,7 +219,8 @@ def test_a_run_without_engines_and_a_dead_one(runs_dir: Path, capsys: Capture) -
         assert "the run has no engines" in refused(capsys, "restart", "--engine", "0")
         assert main(["engine", "ab"]) == 1
         assert "no A/B comparison" in capsys.readouterr().err
-    assert "is not running: there is nothing to control" in refused(capsys, "restart", "--engine", "0", "--run", "none")
+    told = refused(capsys, "restart", "--engine", "0", "--run", "none", code=1)
+    assert "is not running: there is nothing to control" in told
     assert main(["engine", "list", "--run", "none"]) == 0, "what it left can be read"
 
 

@@ -100,7 +100,7 @@ def test_a_dead_run_that_left_nothing_is_said(runs_dir: Path) -> None:
     assert ended.returncode == 1
     assert "run 'cedar-1' left no journal" in ended.stderr
     controlled = rltop("proxy", "--stdio", "--role", "control", "cedar-1")
-    assert controlled.returncode == 2
+    assert controlled.returncode == 1, "it can not be reached"
     assert "run 'cedar-1' is not running: there is nothing to control" in controlled.stderr
 
 

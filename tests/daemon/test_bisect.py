@@ -115,6 +115,9 @@ async def test_what_cannot_begin(rig: Rig) -> None:
     assert "there is no toggle 'cuda_graf'" in (await refused(toggles=["cuda_graf"])).why
     assert "a quiet engine with it proves nothing" in (await refused(toggles=["launch_blocking"])).why
     assert "deepep is off already" in (await refused(toggles=["deepep"])).why
+    assert (await refused(toggles=["launch_blocking"])).do == "leave launch_blocking out"
+    assert "name some that are on: " in (await refused(toggles=["deepep"])).do
+    assert "leave budget_min out" in (await refused(budget_min=float("nan"))).do
     assert "mode 'night' is not known" in (await refused(mode="night")).why
     assert "`budget_min` is a number above 0" in (await refused(budget_min=0)).why
     assert "nothing is surer than that" in (await refused(sure=0.999)).why
@@ -125,6 +128,7 @@ async def test_what_cannot_begin(rig: Rig) -> None:
         answer = await rig.take(name)
         assert isinstance(answer, Rejected)
         assert answer.why.startswith("no bisection is running")
+        assert answer.code == "not-running"
     assert not (rig.run_dir / "bisect").exists(), "nothing was begun"
 
 

@@ -639,3 +639,38 @@ def test_its_stage_changes_only_when_a_trial_ends(tmp_path: Path) -> None:
     assert "running: 1 trial ended, 1 of them crashed" in seen or "running: 1 trial ended, 0 of them crashed" in seen
     events = [text for _, text in lab.events]
     assert len(events) == len(set(events)) <= 3 * len(record.trials) + 8, "begun, ready, ended"
+
+
+def test_a_trial_whose_engine_is_killed_was_not_a_start_that_failed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, None)
+
+    async def kills(fleet: Fleet, runner: Any) -> None:
+        await lab.world.until(lambda: any(row.minutes > 0.1 for row in runner.record.trials))
+        lab.world.launcher.at("0").end(-9)
+        await lab.world.until(lambda: len(runner.record.trials) > 1)
+        runner.stop("enough")
+
+    record = play(lab, meanwhile=kills)
+    first = record.trials[0]
+    assert (first.outcome, first.counts) == ("lost", False)
+    assert "it was ended after " in first.note
+    assert "did not start" not in first.note
+
+
+def test_another_bisection_of_the_same_crash_tells_of_the_first(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, ("radix_cache",), seed=3)
+
+    async def main() -> None:
+        async with lab.fleet() as fleet:
+            await lab.start(fleet, 2)
+            with pytest.raises(Refused, match="exclusive is all engines, and engine 1 would serve on"):
+                lab.record(fleet, engines=["0"])
+            first = lab.record(fleet)
+            assert not [note for note in first.notes if "of this run" in note]
+            await lab.runner(fleet, first).run()
+            again = lab.record(fleet, budget_min=0.1)
+            (note,) = [one for one in again.notes if "of this run" in one]
+            assert "bisection 1 of this run hunted ima/decode/000000 and found radix_cache (9" in note
+            assert "this one begins anew" in note
+
+    run_fleet(main)

@@ -57,3 +57,12 @@ def test_an_engine_without_it_can_not_sleep() -> None:
 def test_what_the_engine_says_counts_before_its_arguments() -> None:
     with pytest.raises(RltopError, match="memory_saver is off already"):
         ground(subject(*ARGS, enable_memory_saver=False), ["memory_saver"])
+
+
+def test_what_is_on_and_not_tried_is_said_with_why() -> None:
+    one = subject("--tp-size", "1", "--mem-fraction-static", "0.8")
+    base = ground(one)
+    assert "memory" not in base.toggles
+    assert base.left_out["memory"] == "seldom the culprit; it is tried if it is named"
+    assert base.left_out.get("custom_all_reduce", "one GPU").startswith("one GPU")
+    assert not ground(one, ["memory", "radix_cache"]).left_out
