@@ -22,7 +22,7 @@ class RltopError(Exception):
         self.exit_code = exit_code
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
+        head = _one_line(f"{self.where}: {self.what}" if self.where else self.what)
         parts = [head]
         if self.why:
             parts.append(f"  why: {self.why}")
@@ -33,6 +33,11 @@ class RltopError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive pickling by default, and Ray pickles them.
         return (_rebuild, (self.what, self.where, self.why, self.do, self.exit_code))
+
+
+def _one_line(text: str) -> str:
+    """A path may hold a line end, or bytes that are no text: they are written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _rebuild(what: str, where: str, why: str, do: str, exit_code: int) -> RltopError:

@@ -92,7 +92,8 @@ def _check(query: Query) -> None:
         if value not in known:
             close = difflib.get_close_matches(value, known, n=1)
             what = f"there is no {value!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-            raise RltopError(what, where=flag, why=f"there are {', '.join(known)}")
+            do = f"{flag} {close[0] if close else next(iter(known))}"
+            raise RltopError(what, where=flag, why=f"there are {', '.join(known)}", do=do)
     if query.wide and (query.to != "csv" or query.what != ("series",)):
         raise RltopError("only series as csv can be wide", where="--wide", do="--to csv --what series")
     if query.wide and query.attempts:

@@ -62,14 +62,14 @@ def watch(
 ) -> int:
     """Look at what is to be watched, start the daemon, show. Returns the exit code.
 
-    Raises RltopError: a file that is missing, a URL that is none or is no SGLang server (exit code 2), an engine that
-    does not answer (1), no terminal and not headless.
+    Raises RltopError: a file that is missing, a URL that is none or is no SGLang server (exit code 2), an engine or a
+    dashboard of Ray that does not answer (1), no terminal and not headless. What is named is looked at first.
     """
+    config = subjects.config()
     if not headless:
         from rltop.cli.attach import require_terminal
 
         require_terminal("watch", "rltop watch … --headless; then rltop attach, get, engine list")
-    config = subjects.config()
     with raised(), _started(config, name, keep=keep or headless) as run:
         if headless:
             if as_json:
@@ -120,6 +120,7 @@ def _normal(typed: str) -> str:
     try:
         parts = urllib.parse.urlsplit(text)
         right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        right = right and ("://" in typed or parts.port is not None)  # a word alone is no address
     except ValueError:
         right = False
     if not right:

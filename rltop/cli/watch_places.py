@@ -49,7 +49,9 @@ def _check_log(typed: str, text: str) -> None:
         do = "for a file that is still to come give a pattern: --log 'train*.log'"
         raise RltopError("there is no such file", where=where, do=do)
     if not path.is_file():
-        raise RltopError("is neither a file nor a directory", where=where)
+        why = "it is a pipe, a socket or a device, whose lines are there for one reader, and once"
+        do = "let the run write a file (run … | tee train.log), and rltop watch --log train.log"
+        raise RltopError("is neither a file nor a directory", where=where, why=why, do=do)
     try:
         with path.open("rb") as file:
             how = how_packed(file.read(16))
@@ -62,8 +64,8 @@ def _check_log(typed: str, text: str) -> None:
 
 
 def checked_ray(place: str, directory: Path, ask: AskRay) -> str:
-    """URL of Ray's dashboard, or absolute path of a file with the output of `ray status`. Raises RltopError (exit code
-    2): neither, or nobody answers there."""
+    """URL of Ray's dashboard, or absolute path of a file with the output of `ray status`. Raises RltopError: it is
+    neither (exit code 2), or nobody answers there (1)."""
     import asyncio
 
     from rltop.daemon.watched_cluster import NODES, read_status
@@ -81,7 +83,7 @@ def checked_ray(place: str, directory: Path, ask: AskRay) -> str:
         asyncio.run(_asked(ask, f"{url}{NODES}?limit=1"))
     except OSError as error:
         do = "give the address of the dashboard (http://HEAD:8265), or a file with the output of `ray status`"
-        raise RltopError("Ray does not answer", where=where, why=str(error), do=do) from None
+        raise RltopError("Ray does not answer", where=where, why=str(error), do=do, exit_code=1) from None
     return url
 
 

@@ -200,7 +200,7 @@ def test_what_does_not_answer_is_exit_code_1(capsys: Capture) -> None:
     assert "the engine does not answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("typed", ["ftp://h:1", "http://", "http://h:99999", "http://h:x", "http://[::1"])
+@pytest.mark.parametrize("typed", ["foo", "ftp://h:1", "http://", "http://h:99999", "http://h:x", "http://[::1"])
 def test_what_is_no_url(typed: str, capsys: Capture) -> None:
     assert main(["watch", "--engine", typed, "--headless"]) == 2
     assert "is no URL of an engine" in capsys.readouterr().err

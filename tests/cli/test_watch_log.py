@@ -58,10 +58,10 @@ def test_a_run_is_seen_from_its_log_alone(tmp_path: Path, runs_dir: Path, capsys
         assert main(["down", "w-1"]) == 0
 
 
-def fail(what: Callable[[], object]) -> RltopError:
+def fail(what: Callable[[], object], code: int = 2) -> RltopError:
     with pytest.raises(RltopError) as raised:
         what()
-    assert raised.value.exit_code == 2
+    assert raised.value.exit_code == code
     return raised.value
 
 
@@ -72,6 +72,8 @@ def fail(what: Callable[[], object]) -> RltopError:
         ("", " ", "an empty path"),
         ("d/x.bin", "d", "the directory holds no log"),
         ("packed.log.gz", "packed.log.gz", "is packed with gzip"),
+        ("", "/dev/null", "is neither a file nor a directory"),
+        ("", "no\nsuch.log", "there is no such file"),
     ],
 )
 def test_logs_that_can_not_be_watched(tmp_path: Path, make: str, typed: str, says: str) -> None:
@@ -81,6 +83,8 @@ def test_logs_that_can_not_be_watched(tmp_path: Path, make: str, typed: str, say
     error = fail(lambda: checked_logs([typed], tmp_path))
     assert says in error.what
     assert error.where.startswith("watch --log")
+    assert error.do, "what to do next"
+    assert all(line.startswith(("watch --log", "  why: ", "  do:  ")) for line in str(error).splitlines())
 
 
 def test_a_pattern_need_not_match_yet_and_a_name_with_a_star_is_a_file(tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ async def _up(url: str) -> Any:
 
 
 def test_a_cluster_that_does_not_answer_or_is_none(tmp_path: Path) -> None:
-    assert "Ray does not answer" in fail(lambda: checked_ray("head:8265", tmp_path, _down)).what
+    assert "Ray does not answer" in fail(lambda: checked_ray("head:8265", tmp_path, _down), 1).what
     for place in ("ray://head:10001", "http://", "http://head:0", "http://a b"):
         assert "no address of a dashboard" in fail(lambda place=place: checked_ray(place, tmp_path, _up)).what  # type: ignore[misc]
     assert checked_ray("head", tmp_path, _up) == "http://head:8265"
@@ -147,11 +151,16 @@ def test_arguments_in_every_form(tmp_path: Path, body: str) -> None:
 def test_one_mistake_starts_nothing(tmp_path: Path, runs_dir: Path, capsys: Capture) -> None:
     (tmp_path / "t.log").write_text("x\n")
     words = ["watch", "--log", str(tmp_path / "t.log"), "--headless"]
-    assert main([*words, "--ray", "http://127.0.0.1:1"]) == 2
+    assert main([*words, "--ray", "http://127.0.0.1:1"]) == 1
     assert main([*words, "--args", str(tmp_path / "none")]) == 2
     assert main([*words, "--log", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().out == ""
     assert not (runs_dir / "runs").exists()
+
+
+def test_what_is_named_is_looked_at_before_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["watch", "--log", str(tmp_path / "none.log")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
 
 
 def test_far_away_the_same_words_are_typed_there(capsys: Capture) -> None:
