@@ -57,6 +57,8 @@ LAG_S = 0.1
 LAST_WORDS_S = 1.0
 LOCK_PATIENCE_S = 0.3
 """Whoever looks whether a run is alive holds its lock for a moment; a start waits that out."""
+LIFE_S = 5.0
+"""Between two signs of life on the disk: so much, at most, is the end of a killed daemon dated too early."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -409,8 +411,12 @@ class Daemon:
         self._loop.add_reader(held, moved)
 
     async def _measure_lag(self) -> None:
+        shown = 0.0
         while True:
             before = self._loop.time()
+            if before - shown > LIFE_S:
+                shown = before
+                runs.show_life(self._options.run_dir)
             await asyncio.sleep(LAG_S)
             self._lag = max(self._lag, self._loop.time() - before - LAG_S)
 

@@ -26,7 +26,7 @@ from rltop.daemon.engines_left import left_engines
 from rltop.daemon.trainer_job import adopt_trainer, how_it_ended, read_record
 from rltop.errors import RltopError
 from rltop.runs.leftovers import owned_dir
-from rltop.runs.lock import lock_holder
+from rltop.runs.lock import last_sign, lock_holder
 
 DAMAGE = (sqlite3.DatabaseError, zlib.error, ValueError, EOFError, msgspec.DecodeError)
 """What reading a broken journal raises."""
@@ -172,9 +172,10 @@ def end_of(connection: sqlite3.Connection, run_dir: Path) -> End:
         "SELECT text FROM events WHERE kind = 'run' AND source = 'daemon' ORDER BY eseq DESC LIMIT 1"
     ).fetchone()
     said = row[0] if row is not None and row[0].endswith("and stops") else ""
-    end = end_from(
-        state.get("run") or {}, state.get("trainer") or {}, run_dir, last=last.fetchone()[0], daemon_said=said
-    )
+    newest: float | None = last.fetchone()[0]
+    if not said and (seen := last_sign(run_dir)) is not None:  # it may have lived on without a word
+        newest = max(newest or 0.0, seen)
+    end = end_from(state.get("run") or {}, state.get("trainer") or {}, run_dir, last=newest, daemon_said=said)
     if end.state != "orphaned" and (left := left_engines(run_dir)):
         text = f"its daemon is gone, engine {', '.join(left)} still runs; the run was {end.state}"
         return End("orphaned", f"{text}: {end.text}" if end.text else text, None)

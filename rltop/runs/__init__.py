@@ -1,7 +1,7 @@
 """Runs on this machine: where they lie (`places`), what they are called (`names`), who is alive (`lock`), and how they
 are listed and found (`registry`). What is used everywhere is exported here."""
 
-from rltop.runs.lock import acquire_lock, lock_holder
+from rltop.runs.lock import acquire_lock, lock_holder, show_life
 from rltop.runs.names import check_name, make_run_dir, new_name
 from rltop.runs.places import (
     MAX_SOCKET_PATH_BYTES,
@@ -37,6 +37,7 @@ __all__ = [
     "registry_dir",
     "runs_root",
     "shared_base",
+    "show_life",
     "socket_paths",
     "write_run_json",
 ]

@@ -6,6 +6,7 @@ liveness is never guessed from a process id, which may have been given to somebo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -44,6 +45,20 @@ def acquire_lock(run_dir: Path) -> int:
         os.close(fd)
         raise unwritable(path, error) from error
     return fd
+
+
+def show_life(run_dir: Path) -> None:
+    """The daemon lives at this moment: its lock's time of change is the last sign of life of one that is killed."""
+    with contextlib.suppress(OSError):
+        os.utime(run_dir / "lock")
+
+
+def last_sign(run_dir: Path) -> float | None:
+    """When a daemon was last known to live, wall clock; None where none ever was."""
+    try:
+        return (run_dir / "lock").stat().st_mtime
+    except OSError:
+        return None
 
 
 def unwritable(path: Path, error: OSError) -> RltopError:

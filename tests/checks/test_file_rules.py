@@ -264,10 +264,15 @@ def test_a_confirmed_load(flags: dict[str, str], directory: str, status: str) ->
 def test_a_log_from_the_start_without_a_load_is_a_fail_and_an_excerpt_is_not() -> None:
     step = train(0, loss=1.0)
     step = type(step)(step.axis, step.step, step.values, where=Where("train.log", 90, "step 0"))
-    whole = obs(step, flags={"load": "x"}, logs=(LogSource("train.log", from_start=True),))
+    start = event("startup", "> initialized tensor model parallel with size 4")
+    logs = (LogSource("train.log", from_start=True),)
+    whole = obs(step, flags={"load": "x"}, logs=logs, events=(start,))
     assert verdict("ckpt.loaded", whole).status == "fail"
     cut = obs(step, flags={"load": "x"}, logs=(LogSource("train.log"),))
     assert verdict("ckpt.loaded", cut).status == "skip"
+    other_ranks = obs(step, flags={"load": "x"}, logs=logs, events=(event("startup", "Creating placement group"),))
+    assert "rank 0" in verdict("ckpt.loaded", other_ranks).cause
+    assert verdict("ckpt.loaded", other_ranks).status == "skip"
     verl = Observations(metrics=whole.metrics, logs=whole.logs, args=type(whole.args)({}, "verl"))
     assert verdict("ckpt.loaded", verl).status == "skip"
 

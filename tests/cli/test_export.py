@@ -120,6 +120,7 @@ def test_what_breaks_off_leaves_no_file(
     ("argv", "said"),
     [
         (["--to", "cvs"], "did you mean 'csv'"),
+        (["--to", "xls"], "--to csv"),
         (["--what", "serie"], "did you mean 'series'"),
         (["--name", "train/los"], "close ones: train/loss"),
         (["--wide", "--to", "tensorboard", "-o", "x"], "only series as csv can be wide"),

@@ -54,6 +54,8 @@ def test_dead_runs_tell_how_they_ended(runs_dir: Path, capsys: pytest.CaptureFix
         assert rows(capsys)["bad-2"]["root_causes"] == ["train.nan"]
         os.kill(run.pid, signal.SIGKILL)
         os.waitpid(run.pid, 0)
+    journaled = rows(capsys, "--all")["bad-2"]["ended"]
+    os.utime(run.path / "lock", (journaled + 20, journaled + 20))  # it lived on and had nothing to write
     assert rows(capsys) == {}
     found = rows(capsys, "--all")
     good, bad = found["good-1"], found["bad-2"]
@@ -61,6 +63,7 @@ def test_dead_runs_tell_how_they_ended(runs_dir: Path, capsys: pytest.CaptureFix
     assert (bad["state"], bad["rollout"], bad["reward"], bad["fail"]) == ("lost", 2, 0.25, 1)
     assert bad["root_causes"] == ["train.nan"]
     assert "the daemon was killed" in bad["text"]
+    assert bad["ended"] == journaled + 20
     for row in (good, bad):
         assert row["started"] <= row["ended"] <= row["started"] + 60
         assert row["bytes"] >= (Path(row["path"]) / "journal.sqlite").stat().st_size

@@ -22,6 +22,11 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _FRAMEWORKS = ("", "slime", "relax", "miles")
 """Those that load with Megatron's loader, or with slime's own from Hugging Face."""
 _ITERATION = re.compile(r"(?P<parent>.*?)/?iter_(?P<number>\d+)/?$")
+_RANK_0 = re.compile(
+    r"initializ(?:ed|ing) (?:torch distributed|tensor model parallel)|> setting random|building \S+ model"
+)
+"""What Megatron prints while it is set up, on its rank 0 alone, as it does the line about the load: where neither is
+seen (a log without it, the output of other ranks), nothing is missing."""
 
 
 def same_path(left: str, right: str) -> bool:
@@ -47,6 +52,11 @@ def check_loaded(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     if obs.args.framework not in _FRAMEWORKS:
         return [Verdict(LOADED, "skip", cause=f"{obs.args.framework} does not load with Megatron's loader")]
     started = {log.source for log in obs.logs if log.from_start and log.owner in ("", "trainer")}
+    tells = {event.where.source for event in obs.events if event.kind == "startup" and _RANK_0.search(event.text)}
+    if started and not started & tells:
+        cause = "no start-up line of Megatron's rank 0 is in the log, and it is that rank which tells of the load"
+        return [Verdict(LOADED, "skip", cause=cause)]
+    started &= tells
     steps = [row for row in obs.metrics if row.axis == "train" and row.where and row.where.source in started]
     if not steps:
         return [Verdict(LOADED, "skip", cause=missing(obs, "the trainer's log from its start to the first step"))]
