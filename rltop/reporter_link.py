@@ -4,8 +4,9 @@ An address is `ipc://PATH`, or `curve://SERVER_PUBLIC_KEY@HOST:PORT/KEY_FILE` (`
 them with a space between: the first `ipc` whose socket is on this machine, else the last. Plain TCP is refused: nobody
 knows who listens there.
 
-ZeroMQ says nothing when a daemon turns a producer away, so over TCP the socket's monitor is read as we go: `status` is
-what it said, in words, and the first refusal is one line in the log `rltop.reporter`.
+ZeroMQ says nothing when a daemon turns a producer away or goes, so the socket's monitor is read as we go. Over TCP
+`status` is what it said, in words, and the first refusal is one line in the log `rltop.reporter`. Over a unix socket it
+tells since when nobody takes what ZeroMQ has queued: so the last line can say how many records are lost.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ class Link:
         self._warned = False
         self._refused_at: float | None = None
         self._admitted = False
+        self._linked = False
+        """Over a unix socket: a daemon has the other end."""
+        self._sent = 0
+        """Records that ZeroMQ took."""
+        self._reached = 0
+        """Of them those that were not queued for nobody, as far as we saw: the newest may be lost all the same."""
         self._looked = 0.0
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -88,6 +95,7 @@ class Link:
             except zmq.Again:
                 self.waiting.appendleft(frames)
                 return
+            self._sent += 1
 
     def drop_oldest(self) -> int:
         """Keep the newest records; returns how many went."""
@@ -101,24 +109,36 @@ class Link:
         """Close, giving queued records a bounded moment if somebody takes them. Returns how many were left here."""
         if self._socket is None or self._context is None:
             return len(self.waiting)
-        began = time.monotonic()
-        deadline = began + CLOSE_S
+        deadline = time.monotonic() + CLOSE_S
         listening = self._somebody_takes(deadline)
         while listening and self.waiting and (left := deadline - time.monotonic()) > 0:
             self.flush()
             if self.waiting:
                 self._socket.poll(int(left * 1000) + 1, _POLLOUT)
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        left = len(self.waiting)
+        if not listening and not self._address.startswith("curve:"):
+            self.look()
+            left += 0 if self._linked else self._sent - self._reached
+        ends = time.monotonic()
         self._disconnect(left_ms if listening else 0)
-        hung = listening and time.monotonic() - began >= CLOSE_S * 0.95
-        if (lost := self.dropped + len(self.waiting)) or hung:
+        hung = listening and time.monotonic() - ends >= left_ms * 0.95e-3
+        self._say_last(self.dropped + left, listening=listening, hung=hung)
+        return left
+
+    def _say_last(self, lost: int, *, listening: bool, hung: bool) -> None:
+        """The last line in the trainer's log, where something is missing or may be."""
+        warn = logging.getLogger("rltop.reporter").warning
+        if lost:
+            why = "no daemon was there to take them" if not listening else "the daemon did not take them in time"
             # What the socket had taken and not handed on is not known to anybody: only its bound is.
-            why = f"in {CLOSE_S:g} s" if hung else "because nobody took them"
-            logging.getLogger("rltop.reporter").warning(
-                "rltop: %d of %d records were dropped %s, and up to %d more that were on their way",
-                *(lost, self.seq, why, min(SNDHWM, self.seq - lost)),
-            )
-        return len(self.waiting)
+            more = min(SNDHWM, self._sent if listening else self._reached)
+            more = min(more, self.seq - lost) if hung or not listening else 0
+            also = f"; of the {more} before them some may be lost too" if more else ""
+            warn("rltop: %d of %d records are lost: %s%s", lost, self.seq, why, also)
+        elif self._sent and (hung or not listening):
+            why = f"the daemon was slow (over {CLOSE_S:g} s)" if listening else "the daemon is gone"
+            warn("rltop: %s: of the last %d records some may be lost", why, min(SNDHWM, self._sent))
 
     # ---------------------------------------------------------------- the connection
 
@@ -139,6 +159,7 @@ class Link:
                     "over TCP a producer needs keys: RLTOP_INGEST=curve://…, as `rltop keys NAME` prints it"
                 )
             else:
+                self._monitor = self._watched(context, sender, _SUCCEEDED | _DISCONNECTED)
                 sender.connect(self._address)
         except Exception as error:  # no address at all, no key file: it will not get better
             self._unusable = True
@@ -151,8 +172,6 @@ class Link:
         self._context, self._socket = context, sender
 
     def _connect_curve(self, context: zmq.Context[zmq.Socket[bytes]], sender: zmq.Socket[bytes]) -> None:
-        import zmq
-
         from rltop.keys import parse_ingest, read_pair
 
         where: Ingest = parse_ingest(self._address)
@@ -164,15 +183,24 @@ class Link:
         sender.immediate = True
         sender.handshake_ivl = 5_000
         sender.heartbeat_ivl, sender.heartbeat_timeout = 5_000, 20_000
-        self._monitor = monitor = context.socket(zmq.PAIR)
-        # Without a limit, set before it connects: at one, ZeroMQ's I/O thread would wait for our next report, and
-        # `close` for that thread.
-        monitor.rcvhwm = 0
-        sender.monitor(_MONITOR, _EVENTS)
-        monitor.connect(_MONITOR)
+        self._monitor = self._watched(context, sender)
         self._admitted, self._refused_at = False, None
         self.status = f"connecting to {where.endpoint}"
         sender.connect(where.endpoint)
+
+    def _watched(
+        self, context: zmq.Context[zmq.Socket[bytes]], sender: zmq.Socket[bytes], events: int = _EVENTS
+    ) -> zmq.Socket[bytes]:
+        """The socket's monitor."""
+        import zmq
+
+        monitor = context.socket(zmq.PAIR)
+        # Without a limit, set before it connects: at one, ZeroMQ's I/O thread would wait for our next report, and
+        # `close` for that thread.
+        monitor.rcvhwm = 0
+        sender.monitor(_MONITOR, events)
+        monitor.connect(_MONITOR)
+        return monitor
 
     def _disconnect(self, linger_ms: int) -> None:
         if self._socket is None or self._context is None:
@@ -186,7 +214,7 @@ class Link:
 
     def _somebody_takes(self, deadline: float) -> bool:
         """Whether a daemon is there: without one, lingering would only waste the caller's time."""
-        if self._monitor is None:
+        if self._monitor is None or not self._address.startswith("curve:"):
             return somebody_listens(self._address)
         while not self._admitted and self._refused_at is None and (left := deadline - time.monotonic()) > 0:
             self._monitor.poll(int(left * 1000) + 1)
@@ -214,7 +242,11 @@ class Link:
             self._connect()
 
     def _told(self, event: int, value: int, now: float) -> None:
-        if event == _SUCCEEDED:
+        if not self._address.startswith("curve:"):
+            if event == _DISCONNECTED and self._linked:
+                self._reached = self._sent
+            self._linked = event == _SUCCEEDED
+        elif event == _SUCCEEDED:
             self._admitted, self._refused_at, self.status = True, None, "connected"
         elif event in (_AUTH, _PROTOCOL, _NO_DETAIL):
             if not self._admitted:

@@ -169,6 +169,9 @@ def with_hook(
         variables[CHAIN] = hook
         notes.append(f"the setup hook {hook} runs after rltop's ({CHAIN})")
     env |= {"env_vars": variables, "worker_process_setup_hook": checks.HOOK}
+    if path and not (Path(path) / "rltop").is_dir():
+        # It may lie on the nodes alone: that is what --path is for.
+        notes.append(f"there is no {path.rstrip('/')}/rltop on this machine: it must be there on every node")
     if "curve://" not in ingest:
         notes.append("only workers on this machine reach the daemon; for others: --start NAME --ingest-tcp HOST:PORT")
     return env, notes

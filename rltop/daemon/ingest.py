@@ -153,6 +153,10 @@ class Ingest:
         self._continued = bool(table.keys("sources/"))
         self._cells.restore()
         self._framework = str((table.get("run") or {}).get("framework") or "")
+        owner = self._sources.get(self._owner)
+        if owner is not None and (table.get("run") or {}).get("state") == "running":
+            # As if we had hung since: what ended meanwhile did so unseen, and its last records found nobody.
+            self._ticked = min(owner.last, self._core.now() - HUNG_S)
         if (phase := table.get("phase")) is not None and phase["name"]:
             # Whether it is still going on is not known; its next record says it.
             self._core.set("phase", self._phases.current(phase, self._core.now()))
@@ -420,8 +424,8 @@ class Ingest:
         """It ended while we hung and no goodbye came: what it reported last, its buffers had no room for."""
         who = "the trainer" if source.name == self._owner else source.name
         text = (
-            f"{who} ended and its last records never came: the daemon hung for {source.hung_s:.0f} s meanwhile, the "
-            f"last one is number {source.seq}"
+            f"{who} ended and its last records never came: the daemon hung or was not there for {source.hung_s:.0f} s, "
+            f"the last one is number {source.seq}"
         )
         source.hung_s = 0.0
         self._core.event("loss", "error", text, source.name, **{"from": source.seq + 1})

@@ -23,19 +23,20 @@ def _merged(given: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[st
     return with_hook(given, run="r", ingest="curve://x", **{"path": "", "installed": True, **more})
 
 
-def test_nothing_of_a_users_env_is_lost() -> None:
+def test_nothing_of_a_users_env_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "rltop").mkdir()
     given = {
         "working_dir": "/w",
         "py_modules": ["/mine"],
         "env_vars": {"PYTHONPATH": "/root/Megatron-LM/", "NCCL_DEBUG": "INFO", "RLTOP_RUN": "old"},
         "worker_process_setup_hook": "mine.setup",
     }
-    env, notes = _merged(given, path="/shared/rltop")
+    env, notes = _merged(given, path=str(tmp_path))
     assert env == {
         "working_dir": "/w",
         "py_modules": ["/mine"],
         "env_vars": {
-            "PYTHONPATH": "/root/Megatron-LM/:/shared/rltop",
+            "PYTHONPATH": f"/root/Megatron-LM/:{tmp_path}",
             "NCCL_DEBUG": "INFO",
             "RLTOP_RUN": "r",
             "RLTOP_INGEST": "curve://x",
@@ -48,7 +49,7 @@ def test_nothing_of_a_users_env_is_lost() -> None:
         "the setup hook mine.setup runs after rltop's (RLTOP_SLIME_SETUP_PATH)",
     ]
     assert given["worker_process_setup_hook"] == "mine.setup"
-    assert _merged(env, path="/shared/rltop")[0] == env  # once more changes nothing
+    assert _merged(env, path=str(tmp_path))[0] == env  # once more changes nothing
 
 
 def test_without_a_place_the_job_brings_rltop_along() -> None:
@@ -115,6 +116,13 @@ def test_what_does_not_go_together(
         assert main(["slime-env", *words]) == 2, words
         assert capsys.readouterr().out == ""
     assert runs.list_runs() == []
+
+
+def test_a_path_without_rltop_is_noted(tmp_path: Path) -> None:
+    text = f"there is no {tmp_path}/rltop on this machine: it must be there on every node"
+    assert text in _merged({}, path=f"{tmp_path}/")[1]
+    (tmp_path / "rltop").mkdir()
+    assert not [note for note in _merged({}, path=str(tmp_path))[1] if "there is no" in note]
 
 
 # ---------------------------------------------------------------- slime-flags

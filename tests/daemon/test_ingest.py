@@ -294,10 +294,33 @@ def test_a_daemon_that_hung_says_that_the_last_records_of_an_ended_trainer_never
         house.ingest.tick()
     (event,) = house.core.events("loss")
     assert event["level"] == "error"
-    assert event["text"].startswith("the trainer ended and its last records never came: the daemon hung for 30 s")
+    assert event["text"].startswith(
+        "the trainer ended and its last records never came: the daemon hung or was not there for 30 s"
+    )
     assert event["text"].endswith("the last one is number 2")
     run = house.state("run")
     assert (run["state"], run["text"]) == ("done", event["text"])
+
+
+@pytest.mark.parametrize("said_goodbye", [False, True])
+def test_a_daemon_that_came_back_says_what_ended_while_none_was_there(house: House, said_goodbye: bool) -> None:
+    house.take("run", {"framework": "rltop"})
+    if said_goodbye:
+        house.take("bye", {"reason": "done"})
+    house.ingest.tick()
+    again = House()  # killed, with the trainer after it
+    for key in house.core.table.keys(""):
+        again.core.set(key, house.state(key))
+    again.core.time = house.core.time + 3
+    again.ingest.restore()
+    again.alive.clear()
+    for _ in range(20):
+        again.ingest.tick()
+        again.core.time += 1
+    texts = again.core.texts("loss")
+    assert [text.startswith("the trainer ended and its last records never came") for text in texts] == (
+        [] if said_goodbye else [True]
+    )
 
 
 def test_a_trainer_that_said_goodbye_or_ended_under_our_eyes_left_nothing_out(house: House) -> None:

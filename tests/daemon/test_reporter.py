@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -353,8 +354,53 @@ def test_what_a_hanging_daemon_never_took_is_said_at_the_end(
         deaf.linger = 0
     assert reporter.dropped >= dropped > 4000
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rltop.reporter"]
-    assert line.startswith(f"rltop: {reporter.dropped} of {SNDHWM + QUEUE + 5000} records were dropped in ")
-    assert line.endswith(f"and up to {SNDHWM} more that were on their way")
+    many = SNDHWM + QUEUE + 5000
+    lost = f"rltop: {reporter.dropped} of {many} records are lost"
+    assert line.startswith(f"{lost}: the daemon did not take them in time; of the ")
+    assert line.endswith(f"; of the {SNDHWM} before them some may be lost too")
+
+
+def test_what_no_daemon_was_there_to_take_is_counted_and_said_at_the_end(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(address=address)
+    for step in range(5):
+        reporter.metrics({"a": step}, step=step)
+    reporter.close()
+    assert reporter.dropped == 5
+    assert caplog.messages == ["rltop: 5 of 5 records are lost: no daemon was there to take them"]
+
+
+def test_what_a_daemon_that_went_did_not_take_is_counted(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_link, "LOOK_S", 0.0)
+    daemon = Listener(address)
+    reporter = Reporter(address=address)
+    for step in range(3):
+        reporter.metrics({"a": step}, step=step)
+    daemon.take(3)
+    daemon.close()
+    (link,) = reporter._links.values()
+    until = time.monotonic() + PATIENCE_S
+    while not link._reached and time.monotonic() < until:  # nothing is sent meanwhile
+        assert reporter.status == ""
+    for step in range(17):
+        reporter.metrics({"a": step}, step=step)
+    reporter.close()
+    assert reporter.dropped == 17
+    line = "rltop: 17 of 20 records are lost: no daemon was there to take them"
+    assert caplog.messages == [f"{line}; of the 3 before them some may be lost too"]
+
+
+def test_records_that_all_arrived_need_no_last_line(
+    address: str, listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Reporter(address=address) as reporter:
+        for step in range(50):
+            reporter.metrics({"a": step}, step=step)
+        listener.take(50)
+    assert (reporter.dropped, caplog.messages) == (0, [])
 
 
 def _report_from_child(reporter: Reporter) -> None:
