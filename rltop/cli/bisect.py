@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -193,9 +194,12 @@ def export(
 @bisect_app.command("simulate")
 def simulate(
     bug: Annotated[
-        str, typer.Option(metavar="A+B", help="Play one bisection of this culprit, step by step; 'none': of no toggle.")
-    ] = "",
-    mean_min: Annotated[float, typer.Option(min=0.1, max=10_000, help="With --bug: mean minutes to a crash.")] = 20.0,
+        str | None,
+        typer.Option(metavar="A+B", help="Play a bisection of this culprit step by step; 'none': of no toggle."),
+    ] = None,
+    mean_min: Annotated[
+        float | None, typer.Option(min=0.1, max=10_000, help="With --bug: mean minutes to a crash; default: 20.")
+    ] = None,
     bugs: Annotated[int, typer.Option(min=1, max=100_000, help="Without --bug: so many random bugs.")] = 50,
     engines: Annotated[int, typer.Option(min=1, max=64, help="Engines that bisect at the same time.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed plays the same.")] = 0,
@@ -228,6 +232,13 @@ def simulate(
         budget_min=budget_min,
         priors=priors,
     )
-    if bug:
-        return rehearsal(asked, bug, mean_min, as_json=as_json)
+    if bug is not None and not bug.strip():
+        raise RltopError("'' names no bug", where="bisect simulate --bug", do="--bug A+B, or none: of no toggle")
+    if mean_min is not None and bug is None:
+        raise RltopError("--mean-min goes with --bug", where="bisect simulate --mean-min", do="--bug A+B --mean-min 20")
+    for flag, value in (("--budget-min", budget_min), ("--restart-min", restart_min), ("--mean-min", mean_min)):
+        if value is not None and not math.isfinite(value):
+            raise RltopError(f"{value} is no number of minutes", where=f"bisect simulate {flag}", do=f"{flag} 60, say")
+    if bug is not None:
+        return rehearsal(asked, bug, 20.0 if mean_min is None else mean_min, as_json=as_json)
     return table(asked, bugs, as_json=as_json)

@@ -10,6 +10,7 @@ import statistics
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from rltop.bisect.simulate import Bug, Happened, Law, Mix, Outcome, Strategy, bi
 from rltop.bisect.space import Space, space
 from rltop.bisect.story import arm_words
 from rltop.cli.output import print_json
+from rltop.engines.ground import NEVER
+from rltop.engines.toggle_table import TOGGLES
 from rltop.errors import RltopError
 from rltop.evidence.priors import load
 from rltop.settings import priors_path
@@ -42,7 +45,21 @@ class Asked:
 
     def space(self) -> Space:
         """All culprits. Raises RltopError: a table of priors that can not be used, toggles that can not be bisected."""
-        return space(self.toggles, load(self.priors or priors_path()).priors)
+        try:
+            priors = load(self.priors or priors_path()).priors
+        except RltopError as error:
+            do = error.do or "--priors FILE.toml of the shape that docs/bisect.md shows, or leave it out"
+            raise RltopError(error.what, where=error.where, why=error.why, do=do) from None
+        where = "bisect simulate --toggles"
+        known = sorted({*TOGGLES, *priors.weights} - {*NEVER})
+        for name in self.toggles:
+            if name not in known:
+                near = get_close_matches(name, known, n=3) or known
+                raise RltopError(f"there is no toggle {name!r}", where=where, do=f"use some of: {', '.join(near)}")
+        try:
+            return space(self.toggles, priors)
+        except RltopError as error:
+            raise RltopError(error.what, where=where, why=error.why, do=error.do) from None
 
     def planner(self, found: Space, seed: int) -> Planner:
         """As a daemon would make it."""
@@ -55,6 +72,8 @@ def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:
     """Plays one. Exit code 0, also where the planner was wrong: that is what a rehearsal is for."""
     found = asked.space()
     names = [] if bug == "none" else [name.strip() for name in bug.split("+")]
+    if len(set(names)) < len(names):
+        raise RltopError(f"{bug!r} names a toggle twice", where="bisect simulate --bug", do="A+B, each once")
     needs = _mask(found, names)
     law: Law = "steady" if asked.law == "mixed" else asked.law
     known = Bug((needs,), mean_min, law, chance=0.5)

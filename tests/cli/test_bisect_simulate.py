@@ -74,3 +74,20 @@ def test_the_priors_are_the_users(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_what_can_not_be_rehearsed_is_one_error(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", "simulate", *args]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--toggles", "cuda_graf,speculative", "--bug", "speculative"], "use some of: cuda_graph"),
+        (["--toggles", ","], "bisect simulate --toggles: can not bisect over 0 toggles"),
+        (["--bug", ""], "bisect simulate --bug"),
+        (["--bug", "cuda_graph+cuda_graph"], "names a toggle twice"),
+        (["--mean-min", "3"], "--mean-min goes with --bug"),
+        (["--bug", "deepep", "--budget-min", "nan"], "bisect simulate --budget-min"),
+        (["--bug", "deepep", "--priors", "/nope.toml"], "do:  --priors FILE.toml"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "simulate", *given]) == 2
+    assert told in capsys.readouterr().err
