@@ -24,6 +24,7 @@ from rltop.bisect.hazard import Grid, load_grid, starts_grid
 from rltop.bisect.outlook import Group, Outlook, Window
 from rltop.bisect.proof import DOUBTFUL, SURVIVES, Asked, Owed, Seen, owed, paid, seen, told_by
 from rltop.bisect.space import OTHER, Space
+from rltop.bisect.story import minutes_text
 from rltop.bisect.trials import Running, Trial
 
 __all__ = ["Budget", "Next", "Planner", "Running", "Trial", "Verdict"]
@@ -348,7 +349,8 @@ class Planner:
         sure = chance >= self._sure(culprit) and (culprit == 0 or belief.of(0) <= NONE_LEFT[self.engines > 1])
         if culprit != OTHER and sure and not self._lacks(belief, self._seen(trials, running), belief.mean_minutes()):
             if culprit == 0:
-                return Verdict("none", 0, chance, f"it crashes with all of these toggles off: {words}")
+                text = "it crashes with all of these toggles off"
+                return Verdict("none", 0, chance, text if words == "none of these" else f"{text}: {words}")
             text = f"{words}: {self._grounds(culprit, trials, running)}"
             return Verdict("found", culprit, chance, text)
         if belief.of(OTHER) >= SURE[0]:
@@ -408,9 +410,10 @@ class Planner:
             for culprit, chance in zip(self.space.culprits, belief.probability, strict=True)
             if culprit != OTHER and culprit & arm == culprit
         )
-        when = "at its start" if self.exposure == "start" else f"within {then.length:.0f} min"
+        when = "at its start" if self.exposure == "start" else f"within {minutes_text(then.length)}"
+        lead = ("go on" if what.startswith("without") else "go on with") if goes_on else "try"
         return (
-            f"{'go on' if goes_on else 'try'} {what}: {inside:.0%} of the belief says that it can crash there, "
+            f"{lead} {what}: {inside:.0%} of the belief says that it can crash there, "
             f"{then.crash:.0%} that it does {when}"
         )
 

@@ -16,7 +16,7 @@ HEADLINES: Mapping[str, str] = {
     "paused": "paused: no traffic, its engines stay reserved",
     "found": "found",
     "none": "none of these toggles",
-    "not-separable": "these cannot be told apart",
+    "not-separable": "no set of up to three toggles explains it (two bugs at once?)",
     "budget": "the budget is spent",
     "stopped": "stopped",
     "failed": "failed",
@@ -277,7 +277,11 @@ class Story:
         if self.verdict is None:
             return ""
         text, words = self.verdict.text, self.verdict.words
-        return text[len(words) + 2 :] if words and text.startswith(f"{words}: ") else text
+        for said in (words, HEADLINES.get(self.state, "")):
+            if said and text.startswith((f"{said}: ", f"{said}; ")):
+                return text[len(said) + 2 :]
+        more = "hunt one fingerprint at a time (bisect start --engine), or turn off what is likeliest and begin anew"
+        return f"{text}; what to do: {more}" if self.state == "not-separable" else text
 
     def counts(self) -> str:
         """`9 trials: 4 crashed, 4 quiet, 1 running`; a crash that does not count is `of another kind`."""

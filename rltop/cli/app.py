@@ -158,7 +158,7 @@ def drill(
 ) -> int:
     """A rehearsal: plant a fault in a small run of its own and see whether rltop finds it (exit code 0), or not (1).
 
-    Needs no GPU and touches no other run. ima also bisects: about a minute.
+    Needs no GPU and touches no other run. ima also bisects: about half a minute, on a busy machine more.
     """
     from rltop.cli.drill import drill as run_drill
 

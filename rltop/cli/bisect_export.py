@@ -38,6 +38,8 @@ MODULES = {"sglang": "sglang.launch_server", "cpu": "rltop.train.cpu_engine", "n
 BEFORE, AFTER = 12, 48
 """Lines of the log around the first fault."""
 LONGEST_LINE = 300
+LONGEST_TRACEBACK = 80
+"""Lines from its head to the error."""
 PAGES = 400
 """Most answers that a file is read in over ssh."""
 
@@ -273,4 +275,12 @@ def excerpt(data: bytes, crash: Mapping[str, Any]) -> list[str]:
             at = next((index for index, line in enumerate(lines) if line.startswith(text[:LONGEST_LINE])), None)
     if at is None:
         return lines[-AFTER:]
-    return lines[max(0, at - BEFORE) : at + AFTER]
+    return lines[max(0, _traceback(lines, at) - BEFORE) : at + AFTER]
+
+
+def _traceback(lines: Sequence[str], at: int) -> int:
+    """Where the traceback that ends in this line begins; the line itself where there is none."""
+    for index in range(at, max(-1, at - LONGEST_TRACEBACK), -1):
+        if "Traceback (most recent call last)" in lines[index]:
+            return index
+    return at

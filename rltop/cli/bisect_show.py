@@ -66,7 +66,7 @@ def lines(story: Story, run: str, now: float, width: int, *, gone: str = "") -> 
     for label, text in _labelled(story, now):
         out += wrapped(f"  {label:<{LABEL}} {text}", width, " " * (LABEL + 3)) if text else []
     if story.trials:
-        out += ["", *(_cut(line, width) for line in _trials(story, now))]
+        out += ["", *_trials(story, now, width)]
     if story.posterior:
         out += ["", *(_cut(line, width) for line in _suspects(story))]
     coming = [] if story.over else [f"next, engine {one.engine}: {one.why}" for one in story.next]
@@ -115,8 +115,10 @@ def _labelled(story: Story, now: float) -> Iterator[tuple[str, str]]:
         yield "goes along", f"{name} off takes {', '.join(others)} with it"
     for name, why in story.dropped.items():
         yield "left out", f"engine {name}: {why}"
-    for wrong in story.wrong():
-        yield "NOT BACK", wrong
+    for name, why in story.restored.items():
+        if why != "original":
+            mend = f"once that is mended: rltop engine start --engine {name}"
+            yield "NOT BACK", f"engine {name}: {why.rstrip('.')}; {mend}"
     for text in story.notes:
         yield "note", text
     yield "uncounted", story.uncounted()
@@ -129,7 +131,8 @@ def _time(story: Story, now: float) -> str:
     return f"{minutes_text(story.minutes)}{budget}{since}{left}"
 
 
-def _trials(story: Story, now: float) -> list[str]:
+def _trials(story: Story, now: float, width: int) -> list[str]:
+    """A row each, and below it what is remarkable of it, whole."""
     head = ("trial", "engine", "outcome", "exposure", "age", "with")
     rows = []
     for trial in story.trials:
@@ -141,10 +144,15 @@ def _trials(story: Story, now: float) -> list[str]:
                 trial.outcome + ("" if trial.counts else " (not counted)"),
                 minutes_text(trial.minutes),
                 None if last is None else age(now - last),
-                trial.words() + (f"  [{trial.note}]" if trial.note else ""),
+                trial.words(),
             )
         )
-    return [story.counts(), *table(head, rows, indent="  ")]
+    first, *told = table(head, rows, indent="  ")
+    out = [story.counts(), _cut(first, width)]
+    for trial, line in zip(story.trials, told, strict=True):
+        out.append(_cut(line, width))
+        out += wrapped(f"      {trial.note}", width, "      ") if trial.note else []
+    return out
 
 
 def _suspects(story: Story) -> Iterator[str]:
@@ -170,16 +178,22 @@ class Narrator:
         self._state = ""
         self._restored: Mapping[str, str] = {}
         self._told: set[str] = set()
+        self._unserved = False
 
     def news(self, story: Story) -> list[str]:
-        """Lines since the last call."""
+        """Lines since the last call. What was over before the first is told by its end, with the time of that."""
         out: list[str] = []
+        past: list[str] = []
+        late = not self._state
         for trial in story.trials:
             was = self._trials.get(trial.n)
             is_now = (trial.outcome, trial.ready)
             if was == is_now:
                 continue
             self._trials[trial.n] = is_now
+            if late and not trial.runs:
+                past += [_stamp(_minute_of(trial, story)) + line for line in _trial_news(trial, fresh=False)]
+                continue
             if was is None or (not trial.runs and was[0] == "running"):
                 out += _trial_news(trial, fresh=was is None)
         if story.state != self._state:
@@ -195,17 +209,33 @@ class Narrator:
         self._restored = story.restored
         lead = story.posterior[0] if story.posterior else None
         so_far = f" (so far {lead.words} {percent(lead.p)})" if lead is not None and not story.over else ""
-        stamp = f"{story.minutes:7.1f} min  "
-        return [clean(f"{stamp}{line}{so_far if line is out[-1] else ''}") for line in out]
+        lines = [f"{_stamp(story.minutes)}{line}{so_far if line is out[-1] else ''}" for line in out]
+        return [clean(line) for line in (*past, *lines)]
 
     def _new(self, story: Story) -> Iterator[str]:
         """What is told once, each time that it begins."""
         now = {f"engine {name} takes no part any more: {why}" for name, why in story.dropped.items()}
         now |= {f"for the kernel, no trial: {one.words()}" for one in story.kernel_runs}
         now |= {one.words() for one in story.outside}
-        now |= {text for text in (story.unserved, story.kernel_stage) if text}
+        now |= {text for text in (story.kernel_stage,) if text}
         fresh, self._told = sorted(now - self._told), now
         yield from fresh
+        before, self._unserved = self._unserved, bool(story.unserved)
+        if self._unserved and not before:  # which state the engines are in changes every second
+            yield story.unserved
+        elif before and not self._unserved and not story.over:
+            yield "an engine serves the run again"
+
+
+def _stamp(minutes: float) -> str:
+    return f"{minutes:7.1f} min  "
+
+
+def _minute_of(trial: TrialStory, story: Story) -> float:
+    """When it ended, in minutes of the bisection (pauses are in it)."""
+    if trial.ended is None or story.started is None:
+        return story.minutes
+    return max(0.0, min(story.minutes, (trial.ended - story.started) / 60 * story.time_scale))
 
 
 def _trial_news(trial: TrialStory, *, fresh: bool) -> Iterator[str]:

@@ -299,7 +299,7 @@ class Trials:
             if slot.state in ANSWERING:
                 return "answers"
             failed = slot.failing is not None or slot.state in (State.CRASHED, State.BACKOFF, State.QUARANTINED)
-            return f"{slot.fingerprint}: {slot.cause}" if failed else None
+            return f"it is {slot.state}: {slot.fingerprint}: {slot.cause}" if failed else None
 
         try:
             async with asyncio.timeout(rolling.patience(engine.house.policy)):

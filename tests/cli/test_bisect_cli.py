@@ -63,7 +63,8 @@ def test_an_engine_that_is_not_back_is_said_and_is_a_failure() -> None:
 def test_the_narrator_tells_each_thing_once() -> None:
     narrator = Narrator()
     first = narrator.news(story(running()))
-    assert len([line for line in first if "trial 2 on engine 0" in line]) == 2, "begun and ended"
+    (over,) = [line for line in first if "trial 2 on engine 0" in line]
+    assert over.split()[0] != first[-1].split()[0], "it has the time of its end"
     assert "(so far cuda_graph x speculative 71%)" in first[-1]
     assert narrator.news(story(running())) == []
     crashed = [*running()["trials"][:4], trial(5, ["deepep", "overlap_schedule"], "crashed", 6.0)]
@@ -343,3 +344,26 @@ async def test_resume_returns_when_it_goes_on(capsys: Capture) -> None:
     failed = _Seen({"bisect": cut, "op/7": {**op, "state": "failed", "text": "no room"}})
     with pytest.raises(RltopError, match="bisect resume: it could not be begun"):
         await _away(cast(Client, failed), "bisect resume", answer, (), follow=False, as_json=False)
+
+
+def test_the_engines_states_are_no_news_while_nobody_serves() -> None:
+    narrator = Narrator()
+    assert "engine 0 is LAUNCHING" in "\n".join(narrator.news(story(running(unserved="engine 0 is LAUNCHING"))))
+    assert narrator.news(story(running(unserved="engine 0 is LOADING"))) == []
+    assert "an engine serves the run again" in narrator.news(story(running()))[0]
+
+
+def test_a_verdict_does_not_say_twice_what_its_headline_says() -> None:
+    spent = story(ended("budget", "the budget is spent; left: cuda_graph 60%"))
+    assert (spent.headline(), spent.explained()) == ("the budget is spent", "left: cuda_graph 60%")
+    both = story(ended("not-separable", "outcomes that contradict each other"))
+    assert both.headline() == "no set of up to three toggles explains it (two bugs at once?)"
+    assert "what to do: hunt one fingerprint at a time" in both.explained()
+
+
+def test_a_log_excerpt_has_the_whole_traceback() -> None:
+    head = ["a", "Scheduler hit an exception: Traceback (most recent call last):"]
+    data = "\n".join([*(f"line {n}" for n in range(100)), *head, *(f"  frame {n}" for n in range(30)), "CUDA error"])
+    told = excerpt(data.encode(), {"line": 9, "evidence": ["stdout.log:9: CUDA error"]})
+    assert told[0] == "line 89"
+    assert head[1] in told
