@@ -162,6 +162,8 @@ class Around:
     """How its arguments differ from those with everything on."""
     quiet_min: float
     trials: tuple[int, ...]
+    along: tuple[str, ...] = ()
+    """That went off with it."""
 
 
 def around(story: Story) -> list[Around]:
@@ -174,7 +176,8 @@ def around(story: Story) -> list[Around]:
         quiet = [trial for trial in mine if trial.minutes > 0 and not trial.runs]
         if quiet and not _crashes(mine):
             minutes = round(sum(trial.minutes for trial in quiet), 2)
-            found.append(Around(name, quiet[0].argv, minutes, tuple(trial.n for trial in quiet)))
+            along = tuple(dict.fromkeys(one for trial in quiet for one in trial.off if one != name))
+            found.append(Around(name, quiet[0].argv, minutes, tuple(trial.n for trial in quiet), along))
     return found
 
 
@@ -182,11 +185,14 @@ def _workarounds(story: Story) -> Iterator[str]:
     if found := around(story):
         yield from ("## Workaround", "")
         one = "One of these is enough. " if len(found) > 1 else ""
-        yield f"{one}Everything else stayed on, and it did not crash:"
+        yield f"{one}Everything else stayed on but for what is said to go off with it, and it did not crash:"
+        if story.time_scale != 1.0:
+            yield f"A rehearsal, so minutes are scaled: one second of clock is {story.time_scale:g} seconds here."
         for one_off in found:
             numbers = ", ".join(map(str, one_off.trials))
             told = f"trial{'s' * (len(one_off.trials) > 1)} {numbers}, {minutes_text(one_off.quiet_min)} under traffic"
-            yield from ("", f"**{_line(one_off.name)} off** ({told})", "")
+            also = f"; {', '.join(one_off.along)} went off with it" if one_off.along else ""
+            yield from ("", f"**{_line(one_off.name)} off** ({told}{_line(also)})", "")
             how = recipe(one_off.argv)
             for line in how.lines():
                 label, _, text = line.partition(": ")
@@ -290,12 +296,17 @@ def _command(env: Mapping[str, str], argv: Sequence[str]) -> str:
     return " \\\n  ".join([*(f"{name}={shlex.quote(value)}" for name, value in env.items()), *parts])
 
 
+WANTED = ("GPU", "driver", "CUDA", "torch")
+"""Beside SGLang's version, what whoever reads a bug report asks for first."""
+
+
 def _environment(story: Story, evidence: Evidence) -> Iterator[str]:
     yield from ("## Versions", "")
     for name, version in evidence.versions.items():
         yield f"- {_line(name)} {_line(version)}"
-    if not evidence.versions:
-        yield "- not known"
+    unknown = [name for name in WANTED if not any(one in evidence.versions for one in (name, name.lower()))]
+    if unknown:
+        yield f"- not known here, please add: {', '.join(unknown)}"
     # How to look at this machine's core dump is of no use elsewhere.
     notes = [note.partition("; where there is one: ")[0] for note in story.notes]
     remarks = list(dict.fromkeys([*notes, *evidence.missing]))

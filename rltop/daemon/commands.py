@@ -283,7 +283,10 @@ class Commands:
             held = [engine for engine in plan.engines if engine in row.get("engines", ())]
             if held and row["state"] not in _ENDED:
                 what = f"engine {', '.join(held)}: operation {op} ({row['name']}, by {row['who']}) is not over yet"
-                return Rejected("busy", what, f"wait for it, or cancel operation {op}")
+                do = f"wait for it, or cancel operation {op}"
+                if row["name"].startswith("bisect-"):
+                    do = "a bisection holds it: rltop bisect status shows it, rltop bisect stop gives it back"
+                return Rejected("busy", what, do)
         return None
 
     def _plan_note(self, command: Command) -> Plan | Rejected:

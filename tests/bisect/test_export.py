@@ -275,3 +275,19 @@ def test_words() -> None:
     assert story(running()).time_left() == "20 to 90 min left"
     assert story(found()).time_left() == ""
     assert story(running(restored={"0": "its disk is full"})).wrong() == ["engine 0: its disk is full"]
+
+
+def test_a_workaround_says_what_went_off_along_and_whose_minutes_it_has() -> None:
+    trials = [
+        trial(1, list(CULPRIT), "quiet", 30.0),
+        trial(2, ["deepep", "overlap_schedule"], "crashed", 2.0),
+    ]
+    told = page(found(trials=trials, aliases={"cuda_graph": ["speculative"]}, time_scale=60.0))
+    assert "; speculative went off with it)" in told
+    assert "A rehearsal, so minutes are scaled: one second of clock is 60 seconds here." in told
+    assert "minutes are scaled" not in page(found())
+
+
+def test_versions_that_are_not_known_are_named() -> None:
+    assert "- not known here, please add: GPU, driver, CUDA\n" in page(found())
+    assert "please add: GPU, driver, CUDA, torch" in page(found(), Evidence(kind="sglang"))

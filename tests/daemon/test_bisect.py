@@ -140,6 +140,7 @@ async def test_paused_resumed_and_stopped_by_its_operator(rig: Rig) -> None:
     busy = await rig.take("engine-restart", "0")
     assert isinstance(busy, Rejected)
     assert busy.code == "busy"
+    assert busy.do.startswith("a bisection holds it: rltop bisect status")
     await rig.until(lambda: any(row["ready"] for row in rig.bisect().get("trials", ())), "traffic")
     assert rig.cell("engine/0")["state"] == "RESERVED"
     await rig.ended(await rig.begin("bisect-pause"))
