@@ -206,6 +206,9 @@ def _one(request: Synced | Http, target: str, engines: Mapping[str, Engine]) -> 
         return _plan(
             request, [f"engine {target}: ask it whether it holds weight version {request.version!r}"], [engine]
         )
+    if (trial := engine.record.trial) is not None:
+        why = f"engine {target} is on trial for {trial.name}, and its traffic would not be what it was"
+        return Refused(code="busy", why=why, do="rltop bisect pause, or rltop bisect stop gives it back")
     if engine.slot.state not in ANSWERING:
         why = f"engine {target} is {engine.slot.state}: it cannot be asked"
         return Refused(code="bad-args", why=why, do="wait until it is HEALTHY")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rltop.engines.fleet import Config, Fleet, Required, Restart
+from rltop.engines.requests import Http
 from rltop.engines.slots import OnTrial
 from rltop.errors import RltopError
 from tests.engines.fleet_world import Behaviour, World, refused, run_fleet
@@ -71,6 +72,8 @@ def test_its_crash_is_seen_and_nobody_restarts_it(tmp_path: Path) -> None:
             await world.start(fleet, 1)
             generation = fleet.trials.put_on("0", trial(fleet), Config(), "try it")
             assert await ready(fleet, generation) == "ready"
+            no = refused(fleet, Http(target="0", action="pause"))
+            assert (no.code, "on trial for bisection 1" in no.why) == ("busy", True)
             process = world.launcher.at("0")
             process.say(*IMA)
             process.end(-9)
