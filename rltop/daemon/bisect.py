@@ -347,7 +347,7 @@ class Bisections:
 def _result(record: Record) -> str:
     """In a sentence. Raises RltopError where it failed, or an engine is not as it was."""
     words = record.verdict.text if record.verdict is not None else record.state
-    wrong = [f"engine {name}: {why}" for name, why in record.restored.items() if why != "original"]
+    wrong = [f"engine {name}: {why.rstrip('.')}" for name, why in record.restored.items() if why != "original"]
     told = f"bisection {record.id}: {record.state}: {words}" + (f"; {'; '.join(wrong)}" if wrong else "")
     if record.state == "failed" or wrong:
         raise RltopError(told, exit_code=1)

@@ -39,6 +39,7 @@ CUT_OFF = (
     "the run went down before it was clear; what was tried is kept: once its engines run again (rltop up), "
     "rltop bisect resume goes on with it"
 )
+ANEW = "once they start again, rltop bisect start begins anew"
 BACK_TRIES, BACK_PAUSE_S = 6, 5.0
 """How often it is tried to put an engine back, and the pause between: a disk may have room again."""
 
@@ -183,8 +184,8 @@ class Runner:
                     workers.discard(worker)
                     worker.result()
                 if not workers:
-                    told = "; ".join(f"engine {name}: {why}" for name, why in record.dropped.items())
-                    record.error = self._stopped = self._stopped or f"no engine is left to try on: {told}"
+                    told = "; ".join(f"engine {name}: {why.rstrip('.')}" for name, why in record.dropped.items())
+                    record.error = self._stopped = self._stopped or f"no engine is left to try on: {told}; {ANEW}"
                 if self._verdict is None and not self._stopped:
                     await self._wait()
         except RltopError as error:
@@ -326,7 +327,7 @@ class Runner:
             if name not in mine:
                 record.restored.setdefault(name, "original")
         await asyncio.gather(*(self._one_back(name) for name in mine))
-        wrong = [f"engine {name}: {why}" for name, why in record.restored.items() if why != "original"]
+        wrong = [f"engine {name}: {why.rstrip('.')}" for name, why in record.restored.items() if why != "original"]
         if wrong:
             self.bench.say("error", f"not every engine is back as it was: {'; '.join(wrong)}")
         else:

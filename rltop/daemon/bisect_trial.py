@@ -405,4 +405,4 @@ def _unless(seen: Sight, *where: str) -> Sight | None:
 
 
 def _with(note: str, more: str) -> str:
-    return f"{note}; {more}" if note else more
+    return f"{note.rstrip('.')}; {more}" if note else more

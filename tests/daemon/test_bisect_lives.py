@@ -196,13 +196,16 @@ def test_none_of_the_engines_starts(tmp_path: Path) -> None:
 
     async def fails(spec: Any) -> Any:
         if spec.args != ARGS:
-            raise RltopError("no such interpreter")
+            raise RltopError("no such interpreter.")
         return await start(spec)
 
     launcher.start = fails  # type: ignore[method-assign]
-    record = play(lab)
+    record = play(lab, 2)
     assert record.state == "failed"
-    assert "no engine is left to try on: engine 0" in record.error
+    assert "no engine is left to try on: engine " in record.error
+    assert "no such interpreter" in record.error
+    assert ".;" not in record.error + "".join(row.note for row in record.trials)
+    assert record.error.endswith("once they start again, rltop bisect start begins anew")
     back(lab, record)
 
 
