@@ -32,7 +32,7 @@ from rltop.cli.signals import held, raised
 from rltop.client import Client, local_client
 from rltop.errors import RltopError
 from rltop.protocol.messages import Rejected
-from rltop.runs import RunInfo
+from rltop.runs import RunInfo, mark_rehearsal
 
 Name = Literal["ima", "hang", "oom", "nan", "stale"]
 TOGGLES = ("cuda_graph", "speculative", "overlap_schedule", "radix_cache")
@@ -195,6 +195,7 @@ def _engines(name: Name, culprit: tuple[str, ...]) -> Iterator[RunInfo]:
 
 async def _played(run: RunInfo, card: Card, play: Callable[[Client, Card], Awaitable[None]]) -> None:
     """The drill, in its time. What is not there by then was not found."""
+    mark_rehearsal(run)
     async with running(local_client(run, role="control", name="drill")) as client:
         await client.wait_live(LOCAL_S)
         card.began = time.monotonic()

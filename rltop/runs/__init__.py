@@ -15,7 +15,7 @@ from rltop.runs.places import (
     shared_base,
     socket_paths,
 )
-from rltop.runs.registry import RunInfo, find_run, list_runs, read_run, register, write_run_json
+from rltop.runs.registry import RunInfo, find_run, list_runs, mark_rehearsal, read_run, register, write_run_json
 
 __all__ = [
     "MAX_SOCKET_PATH_BYTES",
@@ -29,6 +29,7 @@ __all__ = [
     "list_runs",
     "lock_holder",
     "make_run_dir",
+    "mark_rehearsal",
     "new_name",
     "on_network_disk",
     "private_dir",

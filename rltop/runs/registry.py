@@ -21,6 +21,9 @@ from rltop.runs.lock import lock_holder, unwritable
 from rltop.runs.names import check_name
 from rltop.runs.places import dir_digest, registry_dir
 
+REHEARSAL = "rehearsal"
+"""Empty file in the directory of a run that a drill started."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -150,11 +153,16 @@ def find_run(name: str | None = None) -> RunInfo:
     return _on_this_machine(_newest_living() if name is None else _named(name))
 
 
+def mark_rehearsal(run: RunInfo) -> None:
+    """While another run lives, commands that name none do not mean this one. Raises OSError."""
+    (run.path / REHEARSAL).touch()
+
+
 def _newest_living() -> RunInfo:
     runs = list_runs()
     living = [run for run in runs if run.alive]
     if living:
-        return living[0]
+        return next((run for run in living if not (run.path / REHEARSAL).exists()), living[0])
     dead = ", ".join(run.name for run in runs[:5])
     why = f"dead ones: {dead}" if dead else "no run was ever started here by this user"
     do = f"rltop attach {runs[0].name} shows what it left; rltop demo, or rltop up CONFIG, starts one" if dead else ""

@@ -221,6 +221,14 @@ def test_find_run_takes_the_newest_living_one_and_names_candidates() -> None:
     fd = runs.acquire_lock(old)
     assert runs.find_run().name == "a-1"
     assert runs.find_run("b-2").path == new
+    other = runs.acquire_lock(new)
+    assert runs.find_run().name == "b-2"
+    runs.mark_rehearsal(runs.find_run())
+    assert runs.find_run().name == "a-1", "a drill is not what is meant, while another run lives"
+    os.close(fd)
+    assert runs.find_run().name == "b-2"
+    os.close(other)
+    fd = runs.acquire_lock(old)
     with pytest.raises(RltopError, match="no run 'c-3'") as caught:
         runs.find_run("c-3")
     assert "a-1 (alive)" in caught.value.why
