@@ -195,6 +195,8 @@ def test_a_new_key_needs_no_restart_and_a_revoked_one_is_refused_though_connecte
         # The socket may take records a moment after it said that it is connected; the next report hands them over.
         wait_for(lambda: reporter.status and not reporter._links[os.getpid()].waiting)
         viewer.until_state(lambda s: s["source/late/0"]["key"] == "late" and s["metric/late"]["step"] == 2)
+        # The list is shown, and read again, once a second: without it the next wait would be for nothing.
+        viewer.until_state(lambda s: "late" in s["ingest"]["keys"])
         keys.revoke_client(run.keys, "late")
         viewer.until_state(lambda s: "late" not in s["ingest"]["keys"])
         reporter.metrics({"late": 3.0}, step=3)
