@@ -63,7 +63,7 @@ def here(name: str | None) -> RunInfo:
     """`find_run`; where no run is alive, one that goes on without its daemon is said. Raises RltopError."""
     try:
         return find_run(name)
-    except RltopError as error:
+    except RltopError:
         for run in list_runs()[:MOST_LOOKED_AT] if name is None else ():
             if left := what_goes_on(run):
                 raise RltopError(
@@ -71,7 +71,7 @@ def here(name: str | None) -> RunInfo:
                     where=str(run.path),
                     why=f"its daemon is gone, {left}",
                     do=_REVIVE.format(run.name),
-                    exit_code=error.exit_code,
+                    exit_code=1,
                 ) from None
         raise
 

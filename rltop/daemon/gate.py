@@ -32,10 +32,8 @@ from rltop.daemon.core import Core
 from rltop.errors import RltopError
 from rltop.protocol.codec import MAX_MESSAGE_BYTES
 
-RCVHWM = 16
-"""Finished messages of one connection that wait here; the rest wait at the producer. While a connection has so many,
-nothing of it is read, heartbeats neither: it must be fewer than even a slow daemon takes before `HEARTBEAT_TIMEOUT_MS`,
-or ZeroMQ hangs up and loses what is on its way."""
+RCVHWM = 256
+"""Finished messages of one connection that wait here; the rest wait at the producer."""
 BACKLOG = 1024
 """A thousand ranks come back at once when a daemon starts again."""
 HANDSHAKE_MS = 5_000

@@ -67,7 +67,7 @@ def test_the_priors_are_the_users(capsys: pytest.CaptureFixture[str], tmp_path: 
     ("args", "told"),
     [
         (["--bug", "cuda_grpah"], "'cuda_grpah' is not a toggle"),
-        (["--toggles", "a,a"], "a toggle is there twice"),
+        (["--toggles", "cuda_graph,cuda_graph"], "a toggle is there twice"),
         (["--toggles", ","], "can not bisect over 0 toggles"),
     ],
 )

@@ -102,7 +102,7 @@ def test_engines_alone_from_start_to_end(config: Path, capsys: Capture) -> None:
     assert row["state"] == "orphaned"
     assert "engine 0 still runs" in row["text"]
     for named in ([], ["--run", "alone"]):
-        assert main(["engine", "restart", "--engine", "0", *named]) == 2
+        assert main(["engine", "restart", "--engine", "0", *named]) == 1
         err = capsys.readouterr().err
         assert "its daemon is gone, engine 0 runs on" in err
         assert "rltop up CONFIG --name alone gives it a daemon again" in err
