@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import cast
 
@@ -24,8 +24,9 @@ RECORDS = 300
 
 
 def test_all_ranks_may_start_at_once_and_none_is_lost(tmp_path: Path) -> None:
-    with real_daemon(tmp_path, "fleet") as run, closing(Viewer(run)) as viewer:
+    with real_daemon(tmp_path, "fleet") as run, closing(Viewer(run)) as viewer, ExitStack() as over:
         context = zmq.Context()
+        over.callback(context.destroy, linger=0)
         context.max_sockets = PRODUCERS + 8
         sockets = [context.socket(zmq.PUSH) for _ in range(PRODUCERS)]
         for socket in sockets:
@@ -43,7 +44,6 @@ def test_all_ranks_may_start_at_once_and_none_is_lost(tmp_path: Path) -> None:
         viewer.until_state(lambda state: state["ranks/train/loss"]["ranks"] == PRODUCERS)
         assert viewer.state["ranks/train/loss"]["max_rank"] == f"trainer/{PRODUCERS - 1}"
         assert len(viewer.state) < 200
-        context.destroy(linger=0)
 
 
 async def test_what_a_daemon_has_no_time_for_waits_at_the_producer_and_comes_whole(
