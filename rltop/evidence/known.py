@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rltop.checks.known import KnownCrash
 from rltop.errors import RltopError
+from rltop.evidence.user_table import read_text
 
 SHIPPED = "known_crashes.toml"
 _TEXTS = ("issue", "title", "since", "until", "fix", "toggle")
@@ -28,12 +29,7 @@ def with_table(path: Path | None) -> tuple[KnownCrash, ...]:
     """The shipped table, with the entries of a user's file on top. Raises RltopError."""
     if path is None:
         return shipped()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise RltopError("is no text", where=str(path), why=str(error)) from None
+    text = read_text(path)
     own = parse(text, where=str(path), source=str(path))
     mine = {crash.issue for crash in own}
     return (*own, *(crash for crash in shipped() if crash.issue not in mine))

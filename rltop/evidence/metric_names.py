@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from rltop.checks.observe import Axis
 from rltop.errors import RltopError
+from rltop.evidence.user_table import read_text
 
 SHIPPED = "metric_names.toml"
 MOST_REMEMBERED = 8_192
@@ -183,12 +184,7 @@ def load(path: Path | None) -> Names:
     """The shipped table, with a user's file on top. Raises RltopError with `file:line`."""
     if path is None:
         return shipped()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise RltopError("is no text", where=str(path), why=str(error)) from None
+    text = read_text(path)
     return Names((*shipped().parts, *parse(text, where=str(path))))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from rltop.bisect.facts import SIGNS, Family, Tables
 from rltop.bisect.space import Priors
 from rltop.errors import RltopError
+from rltop.evidence.user_table import read_text
 
 SHIPPED = "priors.toml"
 _TOP = ("version", "prior", "toggles", "together", "kernels", "phases", "signs")
@@ -32,12 +33,7 @@ def load(path: Path | None = None) -> Tables:
     found = parse(shipped, where=SHIPPED)
     if path is None:
         return found
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise RltopError("is no text", where=str(path), why=str(error)) from None
+    text = read_text(path)
     return parse(text, where=str(path), base=found)
 
 
