@@ -172,15 +172,14 @@ def text_flow(url: str, call: Call) -> Flow[str]:
     return reply.text
 
 
-def update_from_tensor_flow(url: str, serialized: str, version: str, *, flush: bool) -> Flow[None]:
-    """Weights in the body. SGLang since 0.5.23 wants them between begin and end; before, those paths do not exist."""
+def update_flow(url: str, update: Call) -> Flow[None]:
+    """Weights, by value or over a group. SGLang since 0.5.23 wants them between begin and end; before, those paths do
+    not exist."""
     begin = Call("POST", "/begin_weight_update", {})
     reply = yield begin
     sessions = reply.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
     if sessions:
         _accepted(url, begin, reply)
-    body = {"serialized_named_tensors": [serialized], "flush_cache": flush, "weight_version": version}
-    update = Call("POST", "/update_weights_from_tensor", body)
     reply = yield update
     if sessions:
         # Also after a failure: an open session would make the next begin fail and hide the real cause.
@@ -190,6 +189,45 @@ def update_from_tensor_flow(url: str, serialized: str, version: str, *, flush: b
         _accepted(url, end, ended)
     else:
         _accepted(url, update, reply)
+
+
+def tensor_call(serialized: str, version: str, flush: bool) -> Call:
+    """Weights in the body, for one tensor parallel rank."""
+    body = {"serialized_named_tensors": [serialized], "flush_cache": flush, "weight_version": version}
+    return Call("POST", "/update_weights_from_tensor", body)
+
+
+def distributed_call(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], group: str, version: str | None, timeout_s: float
+) -> Call:
+    """Weights that are broadcast in a group meanwhile: names, dtypes ("bfloat16") and shapes, in their order.
+
+    version: None in all but the last call of a push, so that a half-filled engine does not bear the new name. The cache
+    is emptied with the last, too.
+    """
+    every = list(tensors)
+    body: dict[str, Any] = {
+        "names": [name for name, _, _ in every],
+        "dtypes": [dtype for _, dtype, _ in every],
+        "shapes": [list(shape) for _, _, shape in every],
+        "group_name": group,
+        "flush_cache": version is not None,
+    }
+    if version is not None:
+        body["weight_version"] = version
+    return Call("POST", "/update_weights_from_distributed", body, timeout_s)
+
+
+def init_group_call(address: str, port: int, world: int, name: str, backend: str, timeout_s: float) -> Call:
+    """Join a group whose rank 0 waits at this address; the engine's ranks are 1 and up."""
+    where = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world}
+    body = where | {"group_name": name, "backend": backend}
+    return Call("POST", "/init_weights_update_group", body, timeout_s)
+
+
+def destroy_group_call(name: str) -> Call:
+    """Leave a group."""
+    return Call("POST", "/destroy_weights_update_group", {"group_name": name})
 
 
 def health_flow() -> Flow[bool]:

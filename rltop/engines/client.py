@@ -32,15 +32,19 @@ from rltop.engines.calls import (
     abort_call,
     by_name_call,
     checker_call,
+    destroy_group_call,
     disk_call,
+    distributed_call,
     generate_flow,
     health_flow,
+    init_group_call,
     json_flow,
     label_call,
     memory_call,
     profile_call,
+    tensor_call,
     text_flow,
-    update_from_tensor_flow,
+    update_flow,
 )
 from rltop.engines.scrape import EngineStats, scrape
 from rltop.engines.transport import Transport, certified
@@ -179,7 +183,7 @@ class EngineClient:
         self, named: Iterable[tuple[str, Tensor]], version: str, *, flush: bool = True
     ) -> None:
         """Send tensors (Hugging Face names) by value, for one tensor-parallel rank."""
-        self._run(update_from_tensor_flow(self.url, _serialized(named), version, flush=flush))
+        self._run(update_flow(self.url, tensor_call(_serialized(named), version, flush)))
 
     def update_weights_from_shared(
         self, named: Iterable[tuple[str, Tensor]], version: str, *, flush: bool = True
@@ -189,8 +193,25 @@ class EngineClient:
 
         for piece, last in buckets(named):
             bucket = serialize_shared(piece)
-            self._run(update_from_tensor_flow(self.url, bucket.text, version, flush=flush and last))
+            self._run(update_flow(self.url, tensor_call(bucket.text, version, flush and last)))
             del bucket  # kept until the engine had answered
+
+    def init_weights_update_group(
+        self, address: str, port: int, world: int, name: str, backend: str, *, timeout_s: float
+    ) -> None:
+        """`/init_weights_update_group`: answers when every member is there."""
+        self._json(init_group_call(address, port, world, name, backend, timeout_s))
+
+    def update_weights_from_distributed(
+        self, tensors: Iterable[tuple[str, str, tuple[int, ...]]], group: str, version: str | None, *, timeout_s: float
+    ) -> None:
+        """`/update_weights_from_distributed`: (name, dtype, shape) of what rank 0 broadcasts meanwhile. An engine that
+        does not know the group dies. version: of the last call of a push only."""
+        self._run(update_flow(self.url, distributed_call(tensors, group, version, timeout_s)))
+
+    def destroy_weights_update_group(self, name: str) -> None:
+        """`/destroy_weights_update_group`."""
+        self._json(destroy_group_call(name))
 
     def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """`/weights_checker`. Raises `EngineRefused` with the tensors' names when `compare` finds a difference."""
@@ -324,7 +345,7 @@ class AsyncEngineClient:
         self, named: Iterable[tuple[str, Tensor]], version: str, *, flush: bool = True
     ) -> None:
         """See `EngineClient.update_weights_from_tensor`."""
-        await self._run(update_from_tensor_flow(self.url, _serialized(named), version, flush=flush))
+        await self._run(update_flow(self.url, tensor_call(_serialized(named), version, flush)))
 
     async def weights_checker(self, action: CheckerAction) -> dict[str, Any]:
         """See `EngineClient.weights_checker`."""

@@ -51,6 +51,13 @@ def validate(config: TrainConfig) -> None:
             why="--engine is cpu, rltop's own stand-in",
             do="--engine sglang",
         )
+    if config.colocate and config.weight_transport == "distributed":
+        raise RltopError(
+            "a broadcast between processes on one device",
+            where="--weight-transport distributed",
+            why="with --colocate trainer and engine share their GPU, and NCCL refuses two members there",
+            do="--weight-transport tensor, which copies on the GPU",
+        )
     for text in config.engine_env:
         name, equals, _ = text.partition("=")
         if not equals or not name:

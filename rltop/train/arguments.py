@@ -16,7 +16,7 @@ from rltop.train.flags import flag_names, parse_flags
 from rltop.train.layout import Layout
 
 EngineKind = Literal["cpu", "sglang"]
-Transport = Literal["disk", "tensor"]
+Transport = Literal["disk", "tensor", "distributed"]
 KlLossType = Literal["k1", "k2", "k3", "low_var_kl"]
 TransformerImpl = Literal["local", "transformer_engine"]
 LogProbsPass = Literal["always", "auto"]
@@ -127,7 +127,8 @@ class TrainConfig:
     rollout_num_engines: int = 1
     """Engines, each in its own process; slime's rollout GPUs divided by the GPUs per engine."""
     weight_transport: Transport = "disk"
-    """How weights reach the engines after every step: a checkpoint on disk, or tensors over HTTP."""
+    """How weights reach the engines after every step: a checkpoint on disk, tensors over HTTP (with --colocate on a GPU
+    by reference), or distributed: broadcast in a process group per engine, NCCL between GPUs, gloo on a CPU."""
     check_weight_update_equal: bool = False
     """Before the first rollout: remember every engine's weights, fill them with random numbers, sync, and compare
     tensor by tensor. A difference is named and ends the run."""

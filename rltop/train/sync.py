@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,17 +147,22 @@ def push(
     truth: Truth | None = None,
     suspects: Suspects | None = None,
     shared: bool = False,
+    send: Callable[[str, EngineClient, Named], None] | None = None,
 ) -> SyncReport:
     """Bring `pushed` to every engine as `version`, then compare what each holds with `held`.
 
     directory: the published version, for the disk transport. planted: a fault was planted in this push. truth: of
-    `held`, if it is there already. shared: the engines are on this GPU and open the tensors where they lie. An engine
-    that refuses, or does not answer, is in the report, not an exception.
+    `held`, if it is there already. shared: the engines are on this GPU and open the tensors where they lie. send:
+    brings them to an engine in a way of its own. An engine that refuses, or does not answer, is in the report, not an
+    exception.
     """
 
-    def bring(client: EngineClient) -> Failure | None:
+    def bring(name: str) -> Failure | None:
+        client = engines[name]
         try:
-            if directory is not None:
+            if send is not None:
+                send(name, client, named(pushed))
+            elif directory is not None:
                 client.update_weights_from_disk(directory, version)
             elif shared:
                 client.update_weights_from_shared(named(pushed), version)
@@ -168,7 +173,7 @@ def push(
         return None
 
     with _side_by_side(engines) as pool:
-        answers = dict(zip(engines, pool.map(bring, engines.values()), strict=True))
+        answers = dict(zip(engines, pool.map(bring, engines), strict=True))
     failed = {name: error for name, error in answers.items() if error is not None}
     report = compare(
         truth or Truth(held),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
 
     from rltop.train.megatron.backend import Forward, MegatronBackend
     from rltop.train.offload import Offload, Part
-    from rltop.train.sync import Memory, Stages, Truth
+    from rltop.train.sync import Memory, Named, Stages, Truth
     from rltop.train.train_dump import TrainRecord
+    from rltop.train.update_group import UpdateGroups
 
 
 COLD_START_BATCH = 64
@@ -57,6 +57,9 @@ class TrainActor:
         self._resumed: Checkpoint | None = None
         self._work_dir = Path(work_dir)
         self._clients: dict[str, EngineClient] = {}
+        self._engines: dict[str, EngineFacts] = {}
+        """Whom the clients lead to."""
+        self._groups: UpdateGroups | None = None
         self._record: TrainRecord | None = None
         self._memory: Memory | None = None
         self._now: Memory | None = None
@@ -72,18 +75,19 @@ class TrainActor:
 
     def rendezvous(self) -> str:
         """On rank 0: open the store where the ranks meet, on a free port, and return its address, `host:port`."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in the stub
+        from rltop.train.update_group import listening_store
 
-        host = "127.0.0.1"
-        if self._config.ray_address is not None:
-            import ray
-
-            host = ray.util.get_node_ip_address()
-        # A socket of our own: the port cannot be lost between asking and taking, and only this address listens.
-        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        port = int(listener.getsockname()[1])
-        self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        host = self._host()
+        self._store, port = listening_store(host)
         return f"{host}:{port}"
+
+    def _host(self) -> str:
+        """Under which the run's other processes reach this one."""
+        if self._config.ray_address is None:
+            return "127.0.0.1"
+        import ray
+
+        return str(ray.util.get_node_ip_address())
 
     def load(self, address: str = "") -> TrainerFacts:
         """Build this rank's part of the model, from the given checkpoint or from a tiny one made here.
@@ -102,6 +106,10 @@ class TrainActor:
             name = f"tiny-{self._place.rank}" if self._place.rank else "tiny"
             checkpoint = make_tiny_model(self._work_dir / name, TinyModelConfig(seed=config.seed))
         self._faults = [parse_fault(text) for text in config.inject]
+        if config.weight_transport == "distributed":
+            from rltop.train.update_group import agree_with_sglang
+
+            agree_with_sglang()
         self._backend: MegatronBackend = MegatronBackend(
             checkpoint,
             config=BackendConfig(
@@ -347,9 +355,20 @@ class TrainActor:
             truth=truth,
             suspects=Suspects(memory or Memory(), shapes=self._shapes(), resets=resets or {}),
             shared=self._shares_gpu,
+            send=self._in_groups(version) if self._config.weight_transport == "distributed" else None,
         )
         self._remember(version, truth)
         return report, truth
+
+    def _in_groups(self, version: str) -> Callable[[str, EngineClient, Named], None]:
+        """What broadcasts tensors to one of the engines that were connected last."""
+        from rltop.train.update_group import UpdateGroups
+
+        if self._groups is None:
+            on_gpus = self._config.engine == "sglang" and self._offload.device.type == "cuda"
+            self._groups = UpdateGroups(self._host(), self._offload.device if on_gpus else None)
+        groups, engines = self._groups, self._engines
+        return lambda name, client, tensors: groups.push(engines[name], client, tensors, version)
 
     @property
     def _shares_gpu(self) -> bool:
@@ -411,6 +430,7 @@ class TrainActor:
 
     def _connected(self, engines: Sequence[EngineFacts]) -> dict[str, EngineClient]:
         """A client per engine, kept from sync to sync; a new one where an engine came back at another address."""
+        self._engines = {engine.id: engine for engine in engines}
         for engine in engines:
             known = self._clients.get(engine.id)
             if known is None or known.url != engine.url.rstrip("/"):
@@ -421,6 +441,8 @@ class TrainActor:
 
     def disconnect(self) -> None:
         """Close the connections to the engines."""
+        if self._groups is not None:
+            self._groups.close()
         for client in self._clients.values():
             client.close()
         self._clients.clear()

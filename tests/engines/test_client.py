@@ -215,8 +215,15 @@ def test_both_clients_have_the_same_methods() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    # Only the daemon scrapes, and the daemon never blocks. Only the trainer hands out tensors where they lie.
-    assert public(EngineClient) - {"update_weights_from_shared"} == public(AsyncEngineClient) - {"scrape"}
+    # Only the daemon scrapes, and the daemon never blocks. Only the trainer hands out tensors where they lie, or
+    # broadcasts them.
+    trainers = {
+        "update_weights_from_shared",
+        "init_weights_update_group",
+        "update_weights_from_distributed",
+        "destroy_weights_update_group",
+    }
+    assert public(EngineClient) - trainers == public(AsyncEngineClient) - {"scrape"}
 
 
 def test_a_page_for_browsers_is_not_repeated() -> None:

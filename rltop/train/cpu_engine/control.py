@@ -104,7 +104,7 @@ async def update_from_disk(engine: Engine, request: Request) -> Response:
     LOGGER.info("Start update_weights. Load format=auto")
     if engine.args.sglang["speculative_algorithm"] == "NGRAM" and engine.injection.strike("ngram-update-dies"):
         await engine.die("ngram_update")
-    success, message = await _update(engine, body, lambda: engine.scheduler.live.load_directory(directory), "disk")
+    success, message = await apply_update(engine, body, lambda: engine.scheduler.live.load_directory(directory), "disk")
     if success:
         engine.model_path = str(directory)
     return json_answer(
@@ -129,11 +129,14 @@ async def update_from_tensor(engine: Engine, request: Request) -> Response:
         named = deserialize(payloads[0])
     except RltopError as error:
         return json_answer({"success": False, "message": str(error)}, HTTPStatus.BAD_REQUEST)
-    success, message = await _update(engine, body, lambda: engine.scheduler.live.load(named), "tensor")
+    success, message = await apply_update(engine, body, lambda: engine.scheduler.live.load(named), "tensor")
     return json_answer({"success": success, "message": message}, HTTPStatus.OK if success else HTTPStatus.BAD_REQUEST)
 
 
-async def _update(engine: Engine, body: dict[str, Any], apply: Callable[[], None], source: str) -> tuple[bool, str]:
+async def apply_update(
+    engine: Engine, body: dict[str, Any], apply: Callable[[], None], source: str
+) -> tuple[bool, str]:
+    """What every update does, with the faults that act on it: success, and SGLang's words."""
     version, flush = body.get("weight_version"), body.get("flush_cache", True)
     if engine.injection.strike("update-refused"):
         return False, f"Failed to update weights: {INJECTED}: update-refused"

@@ -51,6 +51,8 @@ class Engine:
     """What it calls itself, so that nobody takes it for SGLang."""
     takes_tensors: bool = True
     """It has weights (the null engine has none)."""
+    update_groups: dict[str, Any] = field(default_factory=dict)
+    """Process groups over which weights come, by name."""
     crash_dump: CrashDump = field(init=False)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rltop
-from rltop.train.cpu_engine import control
+from rltop.train.cpu_engine import control, update_group
 from rltop.train.cpu_engine.answers import BadRequest, error_answer, error_object, json_answer, read_body, unknown_path
 from rltop.train.cpu_engine.args import EngineArgs
 from rltop.train.cpu_engine.engine import Engine
@@ -70,6 +70,9 @@ def _routes(args: EngineArgs) -> list[tuple[str, list[str], Handler]]:
         ("/resume_memory_occupation", both, control.resume_memory),
         ("/update_weights_from_disk", post, control.update_from_disk),
         ("/update_weights_from_tensor", post, control.update_from_tensor),
+        ("/init_weights_update_group", post, update_group.init_group),
+        ("/update_weights_from_distributed", post, update_group.update_from_distributed),
+        ("/destroy_weights_update_group", post, update_group.destroy_group),
         ("/update_weight_version", post, control.update_version),
         ("/weights_checker", both, control.weights_checker),
         ("/get_weights_by_name", both, control.weights_by_name),
