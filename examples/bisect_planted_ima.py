@@ -3,6 +3,8 @@
     # real SGLang, on a host with a GPU; the bug is in examples/planted_ima
     python examples/bisect_planted_ima.py --bug padding --out out-padding --engine-pythonpath SGLANG
     python examples/bisect_planted_ima.py --bug verify --out out-verify --engine-pythonpath SGLANG
+    # what CUDA_LAUNCH_BLOCKING tells, graphs off: no bisection, one engine and the frame of the launch
+    python examples/bisect_planted_ima.py --bug anywhere --frame --engines 1 --out out-frame --engine-pythonpath SGLANG
     # a dry run of the same script with rltop's CPU engine, a stand-in that only says that it had an access
     python examples/bisect_planted_ima.py --bug verify --out out-dry --kind cpu
 
@@ -29,9 +31,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-CULPRITS = {"padding": {"cuda_graph_padding"}, "verify": {"cuda_graph", "speculative"}}
+CULPRITS: dict[str, set[str]] = {
+    "padding": {"cuda_graph_padding"}, "verify": {"cuda_graph", "speculative"}, "anywhere": set()
+}  # fmt: skip
 """Without graphs nothing is padded: rltop says "cuda_graph_padding, alone or with cuda_graph"."""
-ALSO_RIGHT = {"padding": ({"cuda_graph", "cuda_graph_padding"},), "verify": ()}
+ALSO_RIGHT: dict[str, tuple[set[str], ...]] = {
+    "padding": ({"cuda_graph", "cuda_graph_padding"},), "verify": (), "anywhere": ()
+}  # fmt: skip
 KERNEL = {"sglang": "planted_oob_kernel", "cpu": "planted_oob_kernel"}
 SGLANG_ARGS = (
     *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
@@ -70,6 +76,8 @@ class Scene:
     def play(self) -> int:
         """All of it."""
         self._up()
+        if self.options.frame:
+            return self._frame()
         before = self._flags()
         crashed = asyncio.run(self._until_a_crash())
         self._told(f"engine {crashed} crashed")
@@ -127,9 +135,10 @@ class Scene:
                 "RLTOP_PLANTED_IMA": f"{self.options.bug}:{self.options.one_in}",
             }
         else:
-            needs = {"padding": "cuda_graph&cuda_graph_padding", "verify": "cuda_graph&speculative"}[self.options.bug]
+            needs = {"padding": "cuda_graph&cuda_graph_padding:", "verify": "cuda_graph&speculative:"}
             args = ["--speculative-algorithm", "NGRAM"]
-            env = {"RLTOP_CPU_ENGINE_FAULTS": f"ima:{needs}:hazard=0.01,kernel={KERNEL['cpu']}"}
+            fault = f"ima:{needs.get(self.options.bug, '')}hazard=0.01,kernel={KERNEL['cpu']}"
+            env = {"RLTOP_CPU_ENGINE_FAULTS": fault}
         lines = [
             "[run]",
             f'name = "{self.run}"',
@@ -145,6 +154,27 @@ class Scene:
         if self.options.kind == "sglang":
             lines.append(f'python = "{self.options.engine_python}"')
         return "\n".join(lines) + "\n"
+
+    def _frame(self) -> int:
+        """Launches that block: asked for with graphs on (a dry run that warns), then with graphs off, and a crash."""
+        engine = next(iter(self._engines()))
+        asked = self._rltop("engine", "set", "launch_blocking=on", "--engine", engine, "--run", self.run, "--dry-run")
+        alone = ["launch_blocking=on", "cuda_graph=off", "prefill_graph=off", "core_dump=off"]
+        self._rltop("engine", "set", *alone, "--engine", engine, "--run", self.run)
+        self._healthy()
+        self._told("launches block, graphs and core dumps are off")
+        asyncio.run(self._until_a_crash())
+        self._healthy()
+        causes = [str(one["cause"]) for one in self._engines()[engine].get("crashes") or ()]
+        self.result |= {
+            "with_graphs_on": asked.strip().splitlines(),
+            "causes": causes,
+            "right": bool(causes) and "launched at" in causes[0] and "model.py" in causes[0],
+            "seconds_in_all": round(time.monotonic() - self.began, 1),
+        }
+        (self.out / "result.json").write_text(json.dumps(self.result, indent=1) + "\n")
+        print(json.dumps(self.result))
+        return 0 if self.result["right"] else 1
 
     async def _until_a_crash(self) -> str:
         """Load on every engine, greedy and of odd sizes, until one is not the generation that it was."""
@@ -292,6 +322,7 @@ def _options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kind", choices=("sglang", "cpu"), default="sglang")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--one-in", type=int, default=4000, help="replays per access, on average")
+    parser.add_argument("--frame", action="store_true", help="no bisection: what CUDA_LAUNCH_BLOCKING tells")
     parser.add_argument("--engine-python", default=sys.executable)
     parser.add_argument("--engine-pythonpath", default="", help="where SGLang is, if the interpreter does not know")
     parser.add_argument("--toggles", default="", help="only these, where the host can not run others (a JIT, say)")

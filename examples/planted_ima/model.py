@@ -4,11 +4,13 @@
 
     padding:4000      in a CUDA graph whose batch is padded (cuda_graph and cuda_graph_padding)
     verify:4000       in a CUDA graph that verifies drafts (cuda_graph and speculative)
+    anywhere:4000     in any decode or verify step, in a graph or not (none of the toggles)
 
-The kernel is launched while a graph is captured, never in eager mode, so it runs in replays alone. Whether a replay is
-padded it sees for itself: SGLang points the padded rows of `out_cache_loc` at slot 0, which no token is ever given. A
-batch of slot 0 alone is a warm-up and spared. The draw is a linear congruential generator (Knuth's MMIX constants)
-whose state lies on the device, because nothing but the kernel runs in a replay; its seed is new in every process.
+But for `anywhere` the kernel is launched while a graph is captured, never in eager mode, so it runs in replays alone.
+Whether a replay is padded it sees for itself: SGLang points the padded rows of `out_cache_loc` at slot 0, which no
+token is ever given. A batch of slot 0 alone is a warm-up and spared. The draw is a linear congruential generator
+(Knuth's MMIX constants) whose state lies on the device, because nothing but the kernel runs in a replay; its seed is
+new in every process.
 
 Read in SGLang 0.5.14: `model_executor/cuda_graph_buffer_registry.py` (padding), `runner_utils/capture_mode.py`.
 """
@@ -29,7 +31,7 @@ except ImportError:  # before 0.5.13
     from sglang.srt.model_executor.cuda_graph_runner import get_is_capture_mode
 
 VARIABLE = "RLTOP_PLANTED_IMA"
-BUGS = ("padding", "verify")
+BUGS = ("padding", "verify", "anywhere")
 FAR = 1 << 42
 """Elements beyond the tensor: mapped by nobody."""
 
@@ -64,7 +66,7 @@ def planted(text: str) -> tuple[str, int] | None:
 
 
 class PlantedQwen3ForCausalLM(Qwen3ForCausalLM):
-    """Qwen3, and before each captured decode step the kernel."""
+    """Qwen3, and before each captured decode step (`anywhere`: before each) the kernel."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -79,14 +81,14 @@ class PlantedQwen3ForCausalLM(Qwen3ForCausalLM):
     def forward(
         self, input_ids, positions, forward_batch, input_embeds=None, get_embedding=False, pp_proxy_tensors=None
     ):
-        if self.planted is not None and get_is_capture_mode():
+        if self.planted is not None and (get_is_capture_mode() or self.planted[0] == "anywhere"):
             self._plant(forward_batch)
         return super().forward(input_ids, positions, forward_batch, input_embeds, get_embedding, pp_proxy_tensors)
 
     def _plant(self, forward_batch) -> None:
         bug, one_in = self.planted
         mode, slots = forward_batch.forward_mode, forward_batch.out_cache_loc
-        wanted = mode.is_target_verify() or (bug == "padding" and mode.is_decode())
+        wanted = mode.is_target_verify() or (bug != "verify" and mode.is_decode())
         if not wanted or slots is None or not slots.numel():
             return
         count = slots.numel()

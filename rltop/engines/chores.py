@@ -148,6 +148,12 @@ class Verified:
         """Toggles whose flag was accepted and had no effect."""
         return [name for name, found in self.toggles.items() if found.holds is False]
 
+    @property
+    def blocking(self) -> bool:
+        """Every launch blocks, and no graph hides several in one: where a fault is noticed is where it was launched."""
+        seen = {name: found.value for name, found in self.toggles.items()}
+        return seen.get("launch_blocking") == "on" and seen.get("cuda_graph") == seen.get("prefill_graph") == "off"
+
 
 async def inspect(
     client: AsyncEngineClient,

@@ -266,19 +266,21 @@ def explain(
     stage: Stage,
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
+    blocking: bool = False,
     injected: str = "",
     words: LastWords | None = None,
     last_line: str = "",
 ) -> Crash:
     """The crash of an engine whose log had these faults and, around them, these events. Never raises.
 
-    asked: rltop ended it; flags: settings in effect; stage: how far the start is by now; injected: a fault that the
-    stand-in was told to have; words: with which the log of a start ends; last_line: of the log, whatever it says.
+    asked: rltop ended it; flags: settings in effect; blocking: launches block and no graph hides one; stage: how far the
+    start is by now; injected: a fault that the stand-in was told to have; words: with which the log of a start ends;
+    last_line: of the log, whatever it says.
     """
     if words is not None and not asked and stage is not Stage.READY and _are_last(words, suspects):
         found = _of_words(words, stage)
     else:
-        found = _explain(suspects, events, exit_code, asked, stage, flags, known, last_line)
+        found = _explain(suspects, events, exit_code, asked, stage, flags, known, blocking, last_line)
     if not injected or found.kind == "stopped":
         return found
     return replace(found, injected=injected, cause=f"{found.cause} A rehearsal: the fault {injected} was injected.")
@@ -292,6 +294,7 @@ def _explain(
     stage: Stage,
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
+    blocking: bool,
     last_line: str,
 ) -> Crash:
     first = first_of(suspects)
@@ -310,7 +313,9 @@ def _explain(
     if kernel:
         cause += f", in kernel {kernel}"
     elif place := _noticed(event):
-        cause += f", noticed at {place}" if kind in _GPU_KINDS else f", at {place}"
+        noticed = "launched at" if blocking else "noticed at"
+        cause += f", {noticed} {place}" if kind in _GPU_KINDS else f", at {place}"
+        cause += " (CUDA_LAUNCH_BLOCKING, graphs off)" if kind in _GPU_KINDS and blocking else ""
     cause += _told(event, kind)
     alike = match(obs, event, kernel=kernel, phase=name, message_only=kind not in _GPU_KINDS)
     if kind in _GPU_KINDS and not kernel:

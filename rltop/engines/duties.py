@@ -201,6 +201,7 @@ def _failed(engine: Engine, name: str, error: BaseException) -> None:
 def _inspected(engine: Engine, found: chores.Verified) -> None:
     engine.watch.verified = found
     engine.watch.log.flags = scrub(found.info)
+    engine.watch.log.blocking = found.blocking
     engine.watch.health.speculative = found.wanted.get("speculative", "")
     if found.version != engine.record.version:
         engine.write(engine.record.changed(version=found.version))

@@ -116,6 +116,8 @@ class EngineLog:
     """Settings in effect (`speculative_algorithm`, `disable_cuda_graph`), to compare with known crashes."""
     known: tuple[KnownCrash, ...] = ()
     """Public reports to compare a crash with: `rltop.evidence.known`."""
+    blocking: bool = False
+    """CUDA_LAUNCH_BLOCKING is in effect and graphs are off: a fault is noticed where it was launched."""
     stage: Stage = Stage.LAUNCHING
     since: dict[Stage, float] = field(default_factory=dict)
     """When a stage was first seen, by the caller's clock."""
@@ -181,6 +183,7 @@ class EngineLog:
             stage=self.stage,
             flags=self.flags,
             known=self.known,
+            blocking=self.blocking,
             injected=self.injected,
             words=last_words([one for one in end if one[0] > self._excused], self.name),
             last_line=end[-1][1] if end else "",

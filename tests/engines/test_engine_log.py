@@ -65,6 +65,14 @@ def crash_of(text: str | bytes, *, flags: dict[str, object] | None = None) -> Cr
 # -- recorded
 
 
+def test_under_launch_blocking_without_graphs_the_frame_is_the_launch() -> None:
+    log, _ = fed((LOGS / "whole_ima_blocking_no_graphs.log").read_bytes())
+    log.blocking = True
+    cause = log.crash(exit_code=-9).cause
+    assert "launched at qwen3bad.py:15 in forward (CUDA_LAUNCH_BLOCKING, graphs off)" in cause
+    assert "noticed" not in cause
+
+
 @pytest.mark.parametrize(
     ("name", "stage", "fingerprint", "kernel", "cause"),
     [
