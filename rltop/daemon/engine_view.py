@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rltop.engines.health import DYING
+
 if TYPE_CHECKING:
     from rltop.engines.requests import Required
 
@@ -59,15 +61,16 @@ def crashes(
     (wall clock, seconds), fingerprint, cause and the newest rollout that had begun.
 
     before: the cell so far. A crash is told once, whichever of the states that follow one is seen first; what is known
-    better when the process has ended (another fingerprint) replaces what its log let expect. A crash of an engine on
-    trial is what the trial is for: no news here.
+    better when the process has ended (another fingerprint, or all of its log) replaces what its log let expect. A
+    crash of an engine on trial is what the trial is for: no news here.
     """
     known = [dict(one) for one in before.get("crashes") or ()]
     if cell.get("reserved") or cell.get("state") not in CRASHED or not cell.get("fingerprint"):
         return known
     told = {"fingerprint": str(cell["fingerprint"]), "cause": str(cell.get("cause") or "")[:MOST_CAUSE]}
     if known and known[-1]["generation"] == cell.get("generation"):
-        if cell["state"] == "CRASHED" and known[-1]["fingerprint"] != told["fingerprint"]:
+        known_early = known[-1]["cause"].startswith(DYING) and not told["cause"].startswith(DYING)
+        if cell["state"] == "CRASHED" and (known_early or known[-1]["fingerprint"] != told["fingerprint"]):
             known[-1] |= told
         return known
     number = known[-1]["number"] + 1 if known else 1

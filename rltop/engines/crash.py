@@ -273,9 +273,9 @@ def explain(
 ) -> Crash:
     """The crash of an engine whose log had these faults and, around them, these events. Never raises.
 
-    asked: rltop ended it; flags: settings in effect; blocking: launches block and no graph hides one; stage: how far the
-    start is by now; injected: a fault that the stand-in was told to have; words: with which the log of a start ends;
-    last_line: of the log, whatever it says.
+    asked: rltop ended it; flags: settings in effect; blocking: launches block and no graph hides one; stage: how far
+    the start is by now; injected: a fault that the stand-in was told to have; words: with which the log of a start
+    ends; last_line: of the log, whatever it says.
     """
     if words is not None and not asked and stage is not Stage.READY and _are_last(words, suspects):
         found = _of_words(words, stage)

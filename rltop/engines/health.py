@@ -53,6 +53,10 @@ class Phase(StrEnum):
     """Its memory is with the trainer: a request would kill it."""
 
 
+DYING = "it is dying: "
+"""Before the line of the log that says so: what is known of a crash until the process has ended."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthLimits:
     """When odd becomes suspect and suspect becomes hung, in seconds. Raises ValueError for values that cannot work."""
@@ -314,7 +318,7 @@ class EngineHealth:
         if gone.startswith("ended"):
             return Verdict("dead", f"its process {gone}")
         if self._dying:  # tells more than that the scheduler is gone, which may be seen at the same glance
-            return Verdict("dead", f"it is dying: {self._dying}")
+            return Verdict("dead", f"{DYING}{self._dying}")
         return Verdict("dead", gone) if gone else None
 
     def _hung(self, phase: Phase, now: float, doubts: list[str]) -> Verdict | None:

@@ -37,6 +37,18 @@ def test_a_crash_is_told_once_with_what_is_known_best() -> None:
     assert told == [(1, 1, 1.0, 41, "Illegal memory access."), (2, 2, 7.0, 47, "3 crashes")]
 
 
+def test_the_whole_log_tells_more_than_its_first_error_though_the_fingerprint_is_the_same() -> None:
+    before: dict[str, Any] = {}
+    for cause in (
+        "it is dying: RuntimeError",
+        "Illegal memory access, launched at m.py:3",
+        "memory is still held by 41",
+    ):
+        one = cell("CRASHED", 1, "ima/decode/aaaaaa", cause)
+        before = one | {"crashes": crashes(before, one, 1.0, None)}
+    assert [one["cause"] for one in before["crashes"]] == ["Illegal memory access, launched at m.py:3"]
+
+
 def test_the_history_is_short_and_counts_on() -> None:
     before: dict[str, Any] = {}
     for generation in range(1, 31):
