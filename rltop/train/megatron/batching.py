@@ -9,12 +9,14 @@ nothing that matters can see the padding: a response token only looks left.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rltop.errors import RltopError
 
@@ -101,26 +103,24 @@ def plan(lengths: Sequence[int], *, max_tokens: int, step_samples: int | None = 
 
 
 def collate(samples: Sequence[HasTokens], chosen: tuple[int, ...], device: torch.device) -> MicroBatch:
-    """Pad the chosen samples to the longest of them."""
-    length = max(len(samples[index].tokens) for index in chosen)
-    tokens = torch.zeros(len(chosen), length, dtype=torch.long)
-    predicted_by: list[int] = []
-    targets: list[int] = []
-    for row, index in enumerate(chosen):
-        sample = samples[index]
-        size, response = len(sample.tokens), sample.response_length
-        tokens[row, :size] = torch.tensor(sample.tokens, dtype=torch.long)
-        first = row * length + size - response - 1
-        predicted_by.extend(range(first, first + response))
-        targets.extend(sample.tokens[size - response :])
+    """Pad the chosen samples to the longest of them.
+
+    In arrays, not token by token: the GPU waits for this, and 40,000 tokens cost 2 % of a step of a 0.6B model.
+    """
+    rows = [torch.frombuffer(array("q", samples[index].tokens), dtype=torch.long) for index in chosen]
+    sizes = tuple(samples[index].response_length for index in chosen)
+    length = max(map(len, rows))
+    firsts = [at * length + len(row) - size - 1 for at, (row, size) in enumerate(zip(rows, sizes, strict=True))]
     return MicroBatch(
         samples=chosen,
-        tokens=tokens.to(device),
+        tokens=pad_sequence(rows, batch_first=True).to(device),
         positions=torch.arange(length, device=device).expand(len(chosen), length),
         mask=torch.ones(length, length, dtype=torch.bool, device=device).triu(1)[None, None],
-        predicted_by=torch.tensor(predicted_by, device=device),
-        targets=torch.tensor(targets, device=device),
-        sizes=tuple(samples[index].response_length for index in chosen),
+        predicted_by=torch.cat(
+            [torch.arange(first, first + size) for first, size in zip(firsts, sizes, strict=True)]
+        ).to(device),
+        targets=torch.cat([row[-size:] for row, size in zip(rows, sizes, strict=True)]).to(device),
+        sizes=sizes,
     )
 
 
