@@ -1,28 +1,37 @@
-"""A colocated run on one GPU: Megatron-Core and real SGLang take turns, in one process each and without Ray.
+"""Runs with real SGLang and Megatron-Core on GPUs: trainer and engines in a process each, without Ray.
 
-    python -m benchmarks.gpu --size tiny|0.6b --out DIR [--only PART,…] [flags of `rltop train`]
+    python -m benchmarks.gpu --size tiny|0.6b --out DIR --work DIR [--only PART,…] [flags of `rltop train`]
 
 The trainer's actor and the rollout manager run in this process behind the ports that Ray's actors stand behind in
-`rltop train`; the engine is a process of its own (`--engine-python`, `--engine-env`). Measured, each into DIR as JSON:
-memory through the turns, the numbers of the first step, rollout throughput beside `sglang.bench_serving`, a train step
-beside a bare Megatron-Core loop over the same micro-batches, the push of the weights. What fails says so and the rest
-goes on.
+`rltop train`; the engine is a process of its own (`--engine-python`, `--engine-env`). Colocated (`--colocate`) or on a
+GPU each: `CUDA_VISIBLE_DEVICES=1` for this process and `--engine-env CUDA_VISIBLE_DEVICES=0` for the engine.
+
+run: memory through the turns, the numbers of the first step. push: the weights alone. ab: turns with rltop on and off
+(`gpu_turns`). rollout: throughput beside `sglang.bench_serving`. step: a train step beside a bare Megatron-Core loop
+over the same micro-batches; it needs no engine. resume: --save and --load (`gpu_resume`). push, ab and rollout come
+after run. Each part goes into DIR/found.json as soon as it is there, and as one line of JSON to standard output. What
+fails says so and the rest goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import statistics
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.gpu_parts import push_alone, rollout_beside_sglang, step_beside_megatron
+from benchmarks.gpu_resume import resume
+from benchmarks.gpu_turns import Timed, on_and_off
 from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig, parse_args
 from rltop.train.loop import History, Loop
@@ -51,16 +60,21 @@ SIZES = {
         seed=1,
     ),
 }
-PARTS = ("run", "push", "rollout", "step")
+PARTS = ("run", "push", "ab", "rollout", "step")
+"""By default; `resume` brings runs of its own."""
+ALONE = ("step", "resume")
+"""What needs no run before it."""
+TIMED = ("push", "ab", "rollout", "step")
+"""What other work on the machine would disturb."""
 
 
-def used_mib() -> int:
-    """Memory in use on the first GPU, as the driver tells it; 0 without one."""
+def used_mib() -> list[int]:
+    """Memory in use on each of the machine's GPUs, as the driver tells it."""
     try:
         argv = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[0])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return 0
+        return [int(line) for line in subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
 
 
 @dataclass
@@ -164,28 +178,6 @@ class NotedRollouts(LocalRollouts):
             self._tell("HEALTHY")
 
 
-class Timed:
-    """A reporter whose calls are timed: what rltop costs the trainer."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.seconds, self.calls = reporter, 0.0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.reporter, name)
-        if not callable(found):
-            return found
-
-        def call(*args: Any, **kw: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return found(*args, **kw)
-            finally:
-                self.seconds += time.perf_counter() - began
-                self.calls += 1
-
-        return call
-
-
 @dataclass
 class Bench:
     """One engine, one trainer, and what is measured with them."""
@@ -194,6 +186,8 @@ class Bench:
     work: Path
     out: Path
     checkpoint: Path
+    pairs: int
+    lock: Path | None
     found: dict[str, Any] = field(default_factory=dict)
 
     def go(self, parts: Sequence[str]) -> int:
@@ -216,15 +210,27 @@ class Bench:
                 history=History(),
             )
             rollouts.narrator = loop.narrator
+
+            def turns() -> dict[str, Any]:
+                return on_and_off(loop, rollouts.facts, self.config.num_rollout, self.pairs)
+
             work: Mapping[str, Callable[[], Any]] = {
                 "run": lambda: self._run(loop, trainer, notes, timed),
-                "push": lambda: push_alone(trainer, rollouts),
-                "rollout": lambda: rollout_beside_sglang(self.config, manager, rollouts, self.work, self.checkpoint),
-                "step": lambda: step_beside_megatron(self.config, trainer),
+                "push": lambda: push_alone(self.config, trainer, rollouts.facts[0]),
+                "ab": turns,
+                "rollout": lambda: rollout_beside_sglang(
+                    self.config, manager, rollouts.facts[0], self.work, self.checkpoint
+                ),
+                "step": lambda: self._step(trainer),
+                "resume": lambda: resume(self.config, self.work / "resume"),
             }
             try:
                 for part in parts:
-                    failed += self._part(part, work[part])
+                    if part not in ALONE and part != "run" and not rollouts.facts:
+                        failed += self._part(part, _nothing_runs)
+                        continue
+                    with quiet(self.lock if part in TIMED else None):
+                        failed += self._part(part, work[part])
                 if rollouts.facts:
                     self._keep_answers(rollouts.facts[0].url)
             finally:
@@ -234,15 +240,23 @@ class Bench:
 
     def _part(self, name: str, work: Callable[[], Any]) -> int:
         print(f"=== {name}", flush=True)
+        began = time.monotonic()
         try:
             self.found[name] = work()
         except Exception:
             self.found[name] = {"failed": traceback.format_exc()}
             print(self.found[name]["failed"], flush=True)
+        self.found[name]["part_s"] = round(time.monotonic() - began, 1)
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "found.json").write_text(json.dumps(self.found, indent=1, default=str))
-        print(name, json.dumps(self.found[name], default=str)[:3000], flush=True)
+        line = {name: self.found[name] if name != "run" else self.found[name] | {"memory": "in found.json"}}
+        print(f"RESULT {json.dumps(line, default=str)[:6000]}", flush=True)
         return int("failed" in self.found[name])
+
+    def _step(self, trainer: NotedTrainer) -> dict[str, Any]:
+        if not hasattr(trainer, "_backend"):
+            trainer.load()
+        return step_beside_megatron(self.config, trainer)
 
     def _run(self, loop: Loop, trainer: NotedTrainer, notes: Notes, timed: Timed) -> dict[str, Any]:
         began = time.monotonic()
@@ -250,6 +264,7 @@ class Bench:
         history = loop.history
         return {
             "reporter": {"seconds": timed.seconds, "calls": timed.calls, "of_seconds": time.monotonic() - began},
+            "perf": timed.perf,
             "backend": history.backend,
             "first_rollout": history.first_rollout,
             "steps": history.steps,
@@ -274,147 +289,19 @@ class Bench:
             (self.out / name).write_text(answer.text)
 
 
-def push_alone(trainer: NotedTrainer, rollouts: LocalRollouts) -> dict[str, Any]:
-    """The push without the comparison, five times, in GB (10^9 bytes) per second."""
-    from rltop.engines.client import EngineClient
-    from rltop.train.sync import named
-
-    trainer.wake_up(weights_only=True)
-    stages = trainer._backend.hf_stages()
-    assert stages is not None, "one rank has everything"
-    size = sum(tensor.nbytes for _, tensor in named(stages))
-    times = []
-    with EngineClient(rollouts.facts[0].url) as client:
-        version = client.weight_version()
-        for _ in range(5):
-            began = time.monotonic()
-            client.update_weights_from_shared(named(stages), version)
-            times.append(time.monotonic() - began)
-    trainer.sleep(True)
-    return {"bytes": size, "seconds": times, "gb_per_s": size / 1e9 / statistics.median(times)}
+def _nothing_runs() -> Any:
+    raise RuntimeError("no engine is up: the part `run`, which starts it, is missing or failed")
 
 
-def rollout_beside_sglang(
-    config: TrainConfig, manager: RolloutManager, rollouts: LocalRollouts, work: Path, checkpoint: Path
-) -> dict[str, Any]:
-    """Tokens per second of rltop's client and of SGLang's own benchmark: one engine, the same prompts, in turns."""
-    from rltop.engines.client import EngineClient
-
-    url = rollouts.facts[0].url
-    with EngineClient(url) as client:
-        version = client.weight_version()
-    shown = manager._task.prompts(0, config.rollout_batch_size)
-    requests = manager._requests(0, "sample", shown, config.n_samples_per_prompt)
-    prompts = [request.prompt for request in requests]
-    file = work / "prompts.jsonl"
-    lines = [{"conversations": [{"content": prompt}, {"content": "x" * 8}]} for prompt in prompts]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ours: list[float] = []
-    theirs: list[float] = []
-    same_work: list[float] = []
-    for at in range(2):
-        _flush(url)
-        batch = manager.generate(1000 + at, version)
-        ours.append(sum(len(sample.response_ids) for sample in batch.samples) / batch.seconds)
-        _flush(url)
-        theirs.append(_bench_serving(config, url, file, len(prompts), checkpoint))
-        _flush(url)
-        same_work.append(_bench_serving(config, url, file, len(prompts), checkpoint, "--return-logprob"))
-    return {
-        "ours_tok_s": ours,
-        "bench_serving_tok_s": theirs,
-        "bench_serving_with_logprobs_tok_s": same_work,
-        "ratio": statistics.median(ours) / statistics.median(theirs),
-        "ratio_with_logprobs": statistics.median(ours) / statistics.median(same_work),
-        "requests": len(prompts),
-    }
-
-
-def _flush(url: str) -> None:
-    import httpx
-
-    httpx.post(url + "/flush_cache", timeout=60, trust_env=False)
-
-
-def _bench_serving(config: TrainConfig, url: str, prompts: Path, count: int, checkpoint: Path, *more: str) -> float:
-    import os
-
-    port = url.rsplit(":", 1)[1]
-    out = prompts.with_suffix(".out.jsonl")
-    out.unlink(missing_ok=True)
-    argv = [str(config.engine_python or sys.executable), "-m", "sglang.bench_serving", "--backend", "sglang"]
-    argv += ["--host", "127.0.0.1", "--port", port, "--model", str(checkpoint), "--tokenizer", str(checkpoint)]
-    argv += ["--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(count)]
-    argv += ["--sharegpt-output-len", str(config.rollout_max_response_len), "--output-file", str(out)]
-    argv += ["--disable-tqdm", "--warmup-requests", "1", "--temperature", str(config.rollout_temperature), *more]
-    env = os.environ | dict(text.split("=", 1) for text in config.engine_env)
-    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=240, check=False)
-    if done.returncode:
-        raise RuntimeError(f"bench_serving: {done.stdout[-1500:]}\n{done.stderr[-1500:]}")
-    (told,) = [json.loads(line) for line in out.read_text().splitlines()]
-    return float(told["output_throughput"])
-
-
-def step_beside_megatron(config: TrainConfig, trainer: NotedTrainer) -> dict[str, Any]:
-    """Seconds of a train step and of a bare Megatron-Core loop (its own loss, schedule, optimizer) on the same
-    micro-batches, in turns."""
-    import torch
-
-    from rltop.train.loss import LossConfig
-    from rltop.train.megatron.batching import TrainSample
-
-    trainer.wake_up()
-    backend = trainer._backend
-    prompt, response = 64, config.rollout_max_response_len
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, backend.shape.vocab_size, (config.step_size, prompt + response), generator=generator)
-    samples = [TrainSample(tuple(row), response, advantage=float(at % 2) - 0.5) for at, row in enumerate(ids.tolist())]
-    batches = backend._micro_batches(samples)
-
-    def bare() -> None:
-        ddp: Any = backend._ddp
-        ddp.zero_grad_buffer()
-        backend._optimizer.zero_grad()
-
-        def forward_step(iterator: Any, model: Any) -> Any:
-            micro = next(iterator)
-            labels = torch.roll(micro.tokens, -1, dims=1)
-            losses = model(micro.tokens, micro.positions, micro.mask, labels=labels)
-            return losses, lambda output: (output.mean(), {"loss": output.detach().mean()})
-
-        backend._megatron.forward_backward()(
-            forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=backend._ddp,
-            num_microbatches=len(batches),
-            seq_length=max(micro.tokens.shape[1] for micro in batches),
-            micro_batch_size=max(micro.tokens.shape[0] for micro in batches),
-            forward_only=False,
-        )
-        backend._optimizer.step()
-
-    def ours() -> None:
-        backend.train_step(samples, LossConfig())
-
-    timed: dict[str, list[float]] = {"bare": [], "ours": []}
-    for turn in range(6):
-        for name, work in (("bare", bare), ("ours", ours)):
-            _settle(torch)
-            began = time.monotonic()
-            work()
-            _settle(torch)
-            if turn:  # the first of each compiles and allocates
-                timed[name].append(time.monotonic() - began)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-    trainer.sleep(True)
-    ratio = statistics.median(timed["ours"]) / statistics.median(timed["bare"])
-    tokens = sum(micro.tokens.numel() for micro in batches)
-    return timed | {"ratio": ratio, "micro_batches": len(batches), "tokens": tokens, "peak_gib": peak}
-
-
-def _settle(torch: Any) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+@contextlib.contextmanager
+def quiet(lock: Path | None) -> Iterator[None]:
+    """Alone on the machine among those that take this lock."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -424,12 +311,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--pairs", type=int, default=6, help="turns of each side in ab")
+    parser.add_argument("--lock", type=Path, help="held by parts that are timed: others that take it wait")
     own, rest = parser.parse_known_args(argv)
     configure_console(sys.stdout)
     checkpoint = make_tiny_model(own.work / f"model-{own.size}", SIZES[own.size])
     config = replace(parse_args(rest), hf_checkpoint=checkpoint)
     own.work.mkdir(parents=True, exist_ok=True)
-    return Bench(config, own.work, own.out, checkpoint).go(own.only.split(","))
+    return Bench(config, own.work, own.out, checkpoint, own.pairs, own.lock).go(own.only.split(","))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ group belongs to one process of one engine, never to an address.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
+import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -105,8 +105,6 @@ class UpdateGroups:
     gpu: torch.device | None
     """From which tensors are broadcast, with NCCL; None: from the CPU, with gloo."""
     _members: dict[str, _Member] = field(default_factory=dict)
-    _number: Iterator[int] = field(default_factory=itertools.count)
-    """Of the next group; pushes run side by side."""
 
     @property
     def backend(self) -> GroupBackend:
@@ -144,7 +142,7 @@ class UpdateGroups:
 
     def _meet(self, key: str, client: EngineClient) -> _Member:
         world = 1 + _ranks(client.server_info())
-        name = f"rltop-{os.getpid()}-{next(self._number)}"
+        name = f"rltop-{secrets.token_hex(8)}"  # no two of a process may have one name
         store, port = listening_store(self.host)
 
         def ask() -> None:
