@@ -7,13 +7,21 @@ knows who listens there.
 ZeroMQ says nothing when a daemon turns a producer away or goes, so the socket's monitor is read as we go. Over TCP
 `status` is what it said, in words, and the first refusal is one line in the log `rltop.reporter`. Over a unix socket it
 tells since when nobody takes what ZeroMQ has queued: so the last line can say how many records are lost.
+
+What a unix socket still holds when its producer closes is lost if the daemon is behind just then: at its receive mark
+libzmq (4.3.5) does not read a connection, and takes the end of it for a reason to throw it away unread. So `close`
+keeps the connection by a second handle until the daemon has read it empty.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import socket
+import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -31,10 +39,17 @@ CURVE_QUEUE = 1500
 SNDHWM = 1000
 CLOSE_S = 1.0
 """What `close` gives queued records, and only when a daemon is there to take them."""
+READ_EMPTY_S = 0.002
+"""So often `close` looks whether the daemon has read what the unix socket holds: nothing tells it."""
 RETRY_S = 10.0
 """After a refusal the connection is made anew so often: a key may have become known meanwhile."""
 LOOK_S = 0.25
 """The monitor is read no more often."""
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 15, 5, 4
+"""TCP: after how many seconds without traffic the other end is asked, and how often before it counts as gone. No
+heartbeat of ZeroMQ: a daemon that is behind reads none, and a hang-up loses all that is on its way to it."""
+NO_PROGRESS_MS = 120_000
+"""TCP: a connection that took nothing for so long is made anew (the daemon's machine is gone, or the daemon hangs)."""
 _POLLOUT = 2
 # libzmq's numbers (zmq.h): monitor events and what a failed handshake says.
 _CONNECTED, _CLOSED, _RETRIED, _DISCONNECTED = 0x1, 0x80, 0x4, 0x200
@@ -65,6 +80,8 @@ class Link:
         self._admitted = False
         self._linked = False
         """Over a unix socket: a daemon has the other end."""
+        self._fd = -1
+        """Over a unix socket: ZeroMQ's handle of the connection, as its monitor said last."""
         self._sent = 0
         """Records that ZeroMQ took."""
         self._reached = 0
@@ -115,16 +132,46 @@ class Link:
             self.flush()
             if self.waiting:
                 self._socket.poll(int(left * 1000) + 1, _POLLOUT)
-        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         left = len(self.waiting)
         if not listening and not self._address.startswith("curve:"):
             self.look()
             left += 0 if self._linked else self._sent - self._reached
-        ends = time.monotonic()
-        self._disconnect(left_ms if listening else 0)
-        hung = listening and time.monotonic() - ends >= left_ms * 0.95e-3
+        hung = self._finish(deadline, listening=listening)
         self._say_last(self.dropped + left, listening=listening, hung=hung)
         return left
+
+    def _finish(self, deadline: float, *, listening: bool) -> bool:
+        """Disconnect; returns whether the daemon had not taken everything by then."""
+        if not listening:
+            self._disconnect(0)
+            return False
+        held = self._handle(deadline)
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        began = time.monotonic()
+        self._disconnect(left_ms)
+        hung = time.monotonic() - began >= left_ms * 0.95e-3
+        if held is not None:
+            with held:
+                while (unread := _unread(held)) and time.monotonic() < deadline:
+                    time.sleep(READ_EMPTY_S)
+            hung = hung or unread > 0
+        return hung
+
+    def _handle(self, deadline: float) -> socket.socket | None:
+        """A second handle of the unix socket's connection; None over TCP, or when none came about in time."""
+        if self._monitor is None or self._address.startswith("curve:"):
+            return None
+        self.look()
+        while self._fd < 0 and (left := deadline - time.monotonic()) > 0:
+            self._monitor.poll(int(left * 1000) + 1)
+            self.look()
+        with contextlib.suppress(OSError):
+            held = socket.socket(fileno=os.dup(self._fd))
+            # The number is ZeroMQ's: it may be another file's by now.
+            if held.family == socket.AF_UNIX and held.getpeername() == self._address.removeprefix("ipc://"):
+                return held
+            held.close()
+        return None
 
     def _say_last(self, lost: int, *, listening: bool, hung: bool) -> None:
         """The last line in the trainer's log, where something is missing or may be."""
@@ -159,7 +206,7 @@ class Link:
                     "over TCP a producer needs keys: RLTOP_INGEST=curve://…, as `rltop keys NAME` prints it"
                 )
             else:
-                self._monitor = self._watched(context, sender, _SUCCEEDED | _DISCONNECTED)
+                self._monitor = self._watched(context, sender, _CONNECTED | _SUCCEEDED | _DISCONNECTED)
                 sender.connect(self._address)
         except Exception as error:  # no address at all, no key file: it will not get better
             self._unusable = True
@@ -182,7 +229,9 @@ class Link:
         # Nothing goes into the socket before the daemon let us in: what it never took is counted here.
         sender.immediate = True
         sender.handshake_ivl = 5_000
-        sender.heartbeat_ivl, sender.heartbeat_timeout = 5_000, 20_000
+        sender.tcp_keepalive, sender.tcp_maxrt = 1, NO_PROGRESS_MS
+        sender.tcp_keepalive_idle, sender.tcp_keepalive_intvl = KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S
+        sender.tcp_keepalive_cnt = KEEPALIVE_COUNT
         self._monitor = self._watched(context, sender)
         self._admitted, self._refused_at = False, None
         self.status = f"connecting to {where.endpoint}"
@@ -246,6 +295,8 @@ class Link:
             if event == _DISCONNECTED and self._linked:
                 self._reached = self._sent
             self._linked = event == _SUCCEEDED
+            if event != _SUCCEEDED:
+                self._fd = value if event == _CONNECTED else -1
         elif event == _SUCCEEDED:
             self._admitted, self._refused_at, self.status = True, None, "connected"
         elif event in (_AUTH, _PROTOCOL, _NO_DETAIL):
@@ -298,6 +349,16 @@ def somebody_listens(address: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _unread(connection: socket.socket) -> int:
+    """Bytes (with the kernel's own around them) that the other end of a unix socket has not read; 0 where the system
+    does not tell (macOS)."""
+    try:
+        told = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0
+    return int.from_bytes(told, sys.byteorder)
 
 
 def describe(value: Any) -> str:

@@ -33,12 +33,15 @@ from rltop.errors import RltopError
 from rltop.protocol.codec import MAX_MESSAGE_BYTES
 
 RCVHWM = 256
-"""Finished messages of one connection that wait here; the rest wait at the producer."""
+"""Finished messages of one connection that wait here; the rest wait at the producer. One that closes its connection
+meanwhile loses nothing: TCP's end of a stream comes after all that was sent, unlike that of a unix socket."""
 BACKLOG = 1024
 """A thousand ranks come back at once when a daemon starts again."""
 HANDSHAKE_MS = 5_000
-HEARTBEAT_MS = 5_000
-HEARTBEAT_TIMEOUT_MS = 20_000
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 15, 5, 4
+"""After how many seconds without traffic a producer is asked whether it is there, and how often before it is gone. The
+kernel asks: with heartbeats of ZeroMQ both ends hung up on connections at their mark, which are not read, and lost what
+was on its way; and each that came back could fill another mark's worth of memory."""
 MAX_CONNECTIONS = 20_000
 MAX_HANDSHAKES = 512
 MAX_GROWTH_BYTES = 2 * 1024**3
@@ -145,9 +148,9 @@ class Gate:
         pull.rcvhwm = RCVHWM
         pull.backlog = BACKLOG
         pull.handshake_ivl = HANDSHAKE_MS
-        pull.heartbeat_ivl = HEARTBEAT_MS
-        pull.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
         pull.tcp_keepalive = 1
+        pull.tcp_keepalive_idle, pull.tcp_keepalive_intvl = KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S
+        pull.tcp_keepalive_cnt = KEEPALIVE_COUNT
         pull.ipv6 = True
         pull.curve_server = True
         pull.curve_publickey = self._pair.public

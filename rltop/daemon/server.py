@@ -50,9 +50,13 @@ from rltop.protocol.messages import (
 )
 
 SNDHWM = 8
-INGEST_HWM = 10_000
-"""Records of every producer that may wait here. Not fewer: a connection that once was at its mark was seen not to be
-read again (libzmq 4.3, marks of 16 and of 100, bursts of 100 and 600 records)."""
+INGEST_HWM = 256
+"""Records of every producer that wait here; what is more waits in its socket, then in its own queue, which drops the
+oldest and counts them. It is what bounds our memory while we are behind: 1,024 producers of 20 metrics a record fill
+some 250 MB. A connection at its mark is read again as soon as half of that was taken, but at its mark it must not end:
+libzmq (4.3.5, stream_engine_base_t::in_event_internal) takes the hang-up of a unix socket at its mark for a reason to
+stop reading, and what the socket still holds is lost. So a producer keeps the connection until it was read empty
+(`rltop.reporter_link`), and one that is killed at that moment loses at most what its socket holds (200 KB)."""
 ZERO_COPY_RECV = 10
 """Context option of libzmq (zmq.h; pyzmq has no name for it). On, as it is by default, every waiting record holds the
 whole buffer of 8 to 18 KB that it was read into, however small it is: gigabytes for a thousand producers."""
@@ -164,8 +168,8 @@ class Server:
             socket.maxmsgsize = MAX_MESSAGE_BYTES
             socket.handshake_ivl = HEARTBEAT_MS
             if name == "ingest":
-                # No heartbeats: a pipe at its mark is not read, the answers in it neither, and ZeroMQ would hang up on
-                # the producer and lose what was on its way. A unix socket says by itself when its other end is gone.
+                # No heartbeats: at its mark a connection is not read, the answers in it neither, and ZeroMQ would hang
+                # up on the producer and lose what is on its way. A unix socket says itself that its other end is gone.
                 socket.rcvhwm = INGEST_HWM
                 socket.backlog = BACKLOG
             else:

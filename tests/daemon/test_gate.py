@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import zmq
 
-from rltop import keys
+from rltop import keys, reporter_link
 from rltop.daemon import auth, spawn
 from rltop.daemon import gate as gates
 from rltop.daemon.gate import Gate
 from rltop.errors import RltopError
-from rltop.protocol.codec import encode
+from rltop.protocol.codec import decode, encode
 from rltop.protocol.messages import Command, Hello
 from rltop.reporter import Reporter
 from rltop.runs import RunInfo
 from tests.daemon.fakes import FakeCore
 from tests.daemon.netns import Hosts, run_there, two_hosts
-from tests.daemon.util import Viewer, real_daemon, wait_for
+from tests.daemon.util import PATIENCE_S, Viewer, real_daemon, wait_for
 
 PRODUCER = """
 import sys, time
@@ -282,6 +282,34 @@ async def test_messages_without_an_end_cannot_fill_the_memory(tmp_path: Path, mo
             await asyncio.to_thread(wait_for, arrived)
     finally:
         stop.set()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        gate.close()
+
+
+async def test_what_a_daemon_has_no_time_for_comes_whole_though_its_producer_ends_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_link, "CLOSE_S", PATIENCE_S)
+    records = 3 * gates.RCVHWM
+    taken: list[int] = []
+    gate = Gate("127.0.0.1:0", tmp_path, FakeCore(), take=lambda frames, key: taken.append(decode(frames).header.seq))
+    gate.open()
+    reporter = Reporter(address=gate.url())
+    for step in range(records):
+        reporter.metrics({"a": step}, step=step)
+    (link,) = reporter._links.values()
+    for end in (gate._pull, link._socket):
+        # At its mark a connection is not read: with heartbeats ZeroMQ would hang up, and lose what is on its way.
+        assert end is not None
+        assert (end.heartbeat_ivl, end.tcp_keepalive) == (0, 1)
+        assert 0 < end.tcp_keepalive_idle + end.tcp_keepalive_cnt * end.tcp_keepalive_intvl < 60
+    await asyncio.to_thread(reporter.close)
+    serving = asyncio.create_task(gate.run())
+    try:
+        await asyncio.to_thread(wait_for, lambda: len(taken) >= records, "some never came")
+        assert taken == list(range(1, records + 1))
+    finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         gate.close()

@@ -360,6 +360,34 @@ def test_what_a_hanging_daemon_never_took_is_said_at_the_end(
     assert line.endswith(f"; of the {SNDHWM} before them some may be lost too")
 
 
+def test_what_a_daemon_that_is_behind_has_not_read_yet_comes_though_its_producer_closes(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Listener(address, rcvhwm=16)) as behind:
+        reporter = Reporter(address=address)
+        for step in range(600):
+            reporter.metrics({"a": step}, step=step)
+        ends = threading.Thread(target=reporter.close)
+        ends.start()
+        ends.join(0.3)
+        assert ends.is_alive(), "it hung up: ZeroMQ throws away what the socket of a connection at its mark still holds"
+        taken = [record.seq for record in behind.take(600)]
+        ends.join()
+    assert taken == list(range(1, 601))
+    assert (reporter.dropped, caplog.messages) == (0, [])
+
+
+def test_what_a_hanging_daemon_has_not_read_may_be_lost_and_that_is_said(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_link, "CLOSE_S", 0.5)
+    with closing(Listener(address, rcvhwm=1)), Reporter(address=address) as reporter:
+        for step in range(600):
+            reporter.metrics({"a": step}, step=step)
+    line = "rltop: the daemon was slow (over 0.5 s): of the last 600 records some may be lost"
+    assert (reporter.dropped, caplog.messages) == (0, [line])
+
+
 def test_what_no_daemon_was_there_to_take_is_counted_and_said_at_the_end(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
