@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from rltop import reporter_link
 from rltop.daemon import spawn
 from rltop.protocol.codec import Message, decode, encode
 from rltop.protocol.messages import (
@@ -35,6 +36,7 @@ from rltop.protocol.messages import (
     Tick,
     Welcome,
 )
+from rltop.reporter_link import Link
 from rltop.runs import RunInfo
 
 PATIENCE_S = 20.0
@@ -86,10 +88,7 @@ class Producer:
         self.run = run.name
         self.source = Source(role, rank, host, pid)
         self.seq = 0
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUSH)
-        self._socket.linger = 2000
-        self._socket.connect(run.sockets["ingest"])
+        self._link = Link(run.sockets["ingest"], {})
 
     def send(self, kind: str, payload: dict[str, Any], *, seq: int | None = None) -> None:
         """One record."""
@@ -104,12 +103,16 @@ class Producer:
 
     def raw(self, frames: list[bytes]) -> None:
         """Any frames at all."""
-        self._socket.send_multipart(frames)
+        self._link.waiting.append(frames)
+        self._link.flush()
 
     def close(self) -> None:
         """Deliver what is queued and close."""
-        self._socket.close()
-        self._context.term()
+        import pytest
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reporter_link, "CLOSE_S", PATIENCE_S)
+            self._link.close()
 
     def __enter__(self) -> Producer:
         return self
