@@ -203,6 +203,7 @@ class Worker:
         try:
             while not ended.done() and not replay.done() and bench.go_on.is_set():
                 bench.count(row)
+                self._see_unused(row)
                 left = (row.planned - row.minutes) / bench.scale
                 if left <= 0 and not bench.trials.sight(self._engine, row.generation).doubted:
                     break  # one that may hang is not called quiet before that is known
@@ -300,6 +301,18 @@ class Worker:
             record.barred.append(row.asked_on)
         if more or less:
             self._bench.model.refresh()
+
+    def _see_unused(self, row: TrialRow) -> None:
+        """What the log of the steps says against a toggle that the engine calls on. The planner is asked anew then."""
+        record, seen = self._bench.record, self._bench.trials.sight(self._engine, row.generation)
+        if seen.where != "ready" or row.on is None:
+            return
+        unused = [name for name in row.on if name not in effective(record.ground, row.asked_on, seen.toggles)]
+        if unused:
+            self._see_effective(row, seen)
+            row.planned = row.minutes
+            text = f"trial {row.n}: no decode step replays a CUDA graph: it counts as without {', '.join(unused)}"
+            self._bench.say("warn", text, trial=row.n, engine=self._engine)
 
     def _ended(self, row: TrialRow, seen: Sight, *, at_start: bool) -> None:
         """By itself, or by somebody else."""

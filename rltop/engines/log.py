@@ -124,6 +124,9 @@ class EngineLog:
     batch: Batch | None = None
     prefill: Batch | None = None
     decode: Batch | None = None
+    replayed: int = 0
+    """Decode lines of steps that replayed a CUDA graph, and of steps that did not (`eager`)."""
+    eager: int = 0
     offset: int = 0
     """Bytes that were fed: where the next chunk begins."""
     fault: LogNews | None = None
@@ -268,6 +271,8 @@ class EngineLog:
             self.prefill = batch
         else:
             self.decode = batch
+            self.replayed += batch.cuda_graph is True
+            self.eager += batch.cuda_graph is False
         self._tell(NewsKind.BATCH, event.kind, event)
 
     def _on_injected(self, event: LogEvent) -> None:

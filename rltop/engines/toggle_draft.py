@@ -54,7 +54,9 @@ class Draft:
 def set_toggle(name: str, value: str, draft: Draft) -> None:
     draft.strip |= set(t.TOGGLES[name].fields)
     match name:
-        case "cuda_graph_padding" | "overlap_schedule" | "radix_cache" | "custom_all_reduce":
+        case "cuda_graph_padding":
+            _set_padding(value, draft)
+        case "overlap_schedule" | "radix_cache" | "custom_all_reduce":
             if value == "off":
                 draft.add.append([f"--disable-{name.replace('_', '-')}"])
         case "hicache":
@@ -75,6 +77,29 @@ def set_toggle(name: str, value: str, draft: Draft) -> None:
             draft.env[t.LAUNCH_BLOCKING] = "1" if value == "on" else "0"
         case "core_dump":
             _set_core_dump(value, draft)
+
+
+def _set_padding(value: str, draft: Draft) -> None:
+    """Off is every size captured, where SGLang's own flag would take the graphs away as well: 0.5.14 and 0.5.15 look a
+    graph up under another key than they keep it under and replay none (their decode lines say `cuda graph: False`;
+    sgl-project/sglang PR 31273), and later ones run a batch between two sizes of a given list without a graph."""
+    given = draft.parsed.values.get(t.DECODE_SIZES) if draft.parsed.is_given(t.DECODE_SIZES) else None
+    if value == "on":
+        draft.strip |= {t.DECODE_SIZES} if t.every_size(given) else set()
+        return
+    broken, replays = draft.spec.version == "0.5.14", draft.before.fields["cuda_graph_config"]["decode"]["backend"]
+    option = next(iter(draft.spec.named(t.DECODE_SIZES)), None)
+    shown = (draft.baseline.get("cuda_graph_config") or {}).get("decode") or {}
+    known = given or (shown.get("bs") if broken and not draft.parsed.is_given("cuda_graph_config") else None)
+    if replays == "disabled" or option is None or not known:
+        draft.add.append(["--disable-cuda-graph-padding"])
+        if broken and replays != "disabled":
+            draft.warnings.append("SGLang 0.5.14 and 0.5.15 replay no decode graph at all with this flag")
+        return
+    most, running = max(known), draft.baseline.get("max_running_requests")
+    draft.strip.add(t.DECODE_SIZES)
+    sizes = range(1, min(most, running or most) + 1)
+    draft.add.append([max(option.spellings, key=len), *map(str, sizes)])
 
 
 def _set_core_dump(value: str, draft: Draft) -> None:

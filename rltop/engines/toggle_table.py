@@ -64,6 +64,8 @@ _SPECULATIVE = (
 )
 """Besides every `speculative_*`."""
 
+DECODE_SIZES = "cuda_graph_bs_decode"
+
 TOGGLES: Mapping[str, Toggle] = {
     toggle.name: toggle
     for toggle in (
@@ -77,7 +79,7 @@ TOGGLES: Mapping[str, Toggle] = {
             "cuda_graph_padding",
             ("disable_cuda_graph_padding",),
             ON_OFF,
-            verify="disable_cuda_graph_padding of /server_info, sizes in the capture lines",
+            verify="disable_cuda_graph_padding and cuda_graph_bs_decode of /server_info, sizes in the capture lines",
         ),
         Toggle(
             "prefill_graph",
@@ -183,6 +185,8 @@ def _read(name: str, fields: Mapping[str, Any], env: Mapping[str, str] | None) -
             return None if backend is None else _on(backend != "disabled")
         case "cuda_graph_padding" | "overlap_schedule" | "radix_cache" | "custom_all_reduce":
             disabled = fields.get(f"disable_{name}")
+            if name == "cuda_graph_padding" and every_size(fields.get(DECODE_SIZES)):
+                return "off"  # whatever the flag says: no batch is between two sizes
             return None if disabled is None else _on(not disabled)
         case "speculative":
             if "speculative_algorithm" not in fields:
@@ -216,6 +220,11 @@ def _read(name: str, fields: Mapping[str, Any], env: Mapping[str, str] | None) -
         case "core_dump":
             return None if env is None else _on(core_dump_on(env, fields))
     raise KeyError(name)
+
+
+def every_size(sizes: object) -> bool:
+    """A list of decode batch sizes without a gap: no batch up to the largest is ever padded."""
+    return isinstance(sizes, list | tuple) and len(sizes) > 2 and sorted(sizes) == list(range(1, len(sizes) + 1))
 
 
 def core_dump_on(env: Mapping[str, str], fields: Mapping[str, Any]) -> bool:

@@ -147,7 +147,8 @@ def _checked(name: str, value: str, draft: Draft) -> str | None:
 
 def _pin(wanted: Mapping[str, str], draft: Draft, *, model: Mapping[str, Any] | None) -> None:
     """Options that keep the rest as it was."""
-    draft.pins += pins(wanted, draft.parsed, draft.spec, draft.baseline)
+    mine = {option[0] for option in draft.add}
+    draft.pins += [one for one in pins(wanted, draft.parsed, draft.spec, draft.baseline) if one[0] not in mine]
     if not wanted.keys() & {"deepep", "dp_attention", "hicache"} or "prefill_graph" in wanted or "cuda_graph" in wanted:
         return
     if draft.parsed.is_given(*t.GRAPH_BOTH, *t.GRAPH_PREFILL):

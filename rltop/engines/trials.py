@@ -23,6 +23,7 @@ from rltop.engines import rolling
 from rltop.engines.cautions import nobody_serves
 from rltop.engines.chores import Verified, model_config
 from rltop.engines.client import AsyncEngineClient
+from rltop.engines.log import EngineLog
 from rltop.engines.requests import VERSION, Config
 from rltop.engines.slots import OnTrial
 from rltop.engines.states import ANSWERING, LIVE, SERVING, Goal, State
@@ -32,6 +33,8 @@ from rltop.engines.verify import scrub
 T = TypeVar("T")
 SAVER_FIELD = "enable_memory_saver"
 """Of ServerArgs."""
+UNUSED_LINES = 3
+"""Decode lines (one in 40 steps each) without a replay, and none with, after which graphs are not in use."""
 MOST_LOADS = 3
 """Refused loads of the weights in a row, after which an engine on trial is not waited for any more."""
 BACK_S = 60.0
@@ -116,7 +119,7 @@ class Trials:
             runs=record.goal.run,
             busy=engine.busy,
             info=scrub(found.info) if found is not None and same else {},
-            toggles=_effective(found) if found is not None and same else {},
+            toggles=effective_toggles(found, engine.watch.log) if found is not None and same else {},
         )
 
     @contextmanager
@@ -187,7 +190,7 @@ class Trials:
             "cause": slot.cause,
             "log": process.log if process is not None else "",
             "started": found is not None,
-            "toggles": _effective(found) if found is not None else {},
+            "toggles": effective_toggles(found, engine.watch.log) if found is not None else {},
             "ignored": tuple(found.ignored) if found is not None else (),
             "node_lost": slot.state is State.LOST,
         }
@@ -326,9 +329,15 @@ def model_of(subject: Subject) -> dict[str, Any] | None:
     return model_config(subject.model_path)
 
 
-def _effective(found: Verified) -> dict[str, str | None]:
-    """Toggle -> value in effect; padding without a decode graph is none. With `memory_saver`, a bisection's own."""
+def effective_toggles(found: Verified, log: EngineLog) -> dict[str, str | None]:
+    """Toggle -> value in effect; padding without a decode graph is none. With `memory_saver`, a bisection's own.
+
+    Graphs that were captured and that no decode step replays are none: what the log says of the steps counts more than
+    what the engine says of itself.
+    """
     seen = {name: one.value for name, one in found.toggles.items()}
+    if log.eager >= UNUSED_LINES and not log.replayed:
+        seen["cuda_graph"] = "off"
     if seen.get("cuda_graph") == "off":
         seen["cuda_graph_padding"] = "off"
     if SAVER_FIELD in found.info:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rltop.engines.toggle_table import LAUNCH_BLOCKING, read_fields
+from rltop.engines.toggle_table import DECODE_SIZES, LAUNCH_BLOCKING, every_size, read_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,9 @@ def _padding(wanted: str, shown: Mapping[str, str | None], seen: _Seen) -> Effec
     if value is None:
         return Effective(None, None, "/server_info does not show it")
     sizes = seen.sizes()
-    if seen.fields.get("cuda_graph_bs_decode"):  # a list that was given is captured as it is, padded or not
-        return Effective(value, wanted == value, "/server_info")
+    if given := seen.fields.get(DECODE_SIZES):  # a list that was given is captured as it is, padded or not
+        source = "/server_info: every size is captured" if every_size(given) else "/server_info"
+        return Effective(value, wanted == value, source)
     if len(sizes) > 2 and sizes == list(range(1, len(sizes) + 1)):
         return Effective("off", wanted == "off", f"capture line of the log: every size from 1 to {sizes[-1]}")
     if sizes and value == "off":

@@ -304,3 +304,25 @@ def test_what_is_asked_for_is_refused_when_it_cannot_be_kept_whatever_it_is_now(
     made = change(argv, {}, {"deepep": "normal", "cuda_graph": "on"}, version=version)
     assert not made.allowed
     assert "deepep_mode=normal turns CUDA graphs off, even if they are asked for" in made.refusals[0].why
+
+
+def test_padding_is_off_where_every_size_is_captured_and_graphs_are_still_replayed() -> None:
+    """0.5.14 and 0.5.15 replay no graph with --disable-cuda-graph-padding, later ones none between given sizes."""
+    info = H200 | {"max_running_requests": 24}
+    every = ["--cuda-graph-bs-decode", *map(str, range(1, 25))]
+    off = change((), {}, {"cuda_graph_padding": "off"}, version="0.5.14", baseline=info)
+    assert list(off.argv[:25]) == every
+    assert "--disable-cuda-graph-padding" not in off.argv
+    assert read_argv(off.argv, {}, version="0.5.14")["cuda_graph_padding"] == "off"
+    on = change(off.argv, {}, {"cuda_graph_padding": "on"}, version="0.5.14", baseline=info)
+    assert "--cuda-graph-bs-decode" not in on.argv
+    given = ("--cuda-graph-bs-decode", "1", "2", "8")
+    later = change(given, {}, {"cuda_graph_padding": "off"}, version="0.5.23", baseline={})
+    assert list(later.argv[:9]) == ["--cuda-graph-bs-decode", *map(str, range(1, 9))]
+    flag = change((), {}, {"cuda_graph_padding": "off"}, version="0.5.23", baseline={})
+    assert (flag.argv, flag.warnings) == (("--disable-cuda-graph-padding",), ())
+    blind = change((), {}, {"cuda_graph_padding": "off"}, version="0.5.14", baseline={})
+    assert blind.argv == ("--disable-cuda-graph-padding",)
+    assert "replay no decode graph" in blind.warnings[0]
+    both = change((), {}, {"cuda_graph_padding": "off", "speculative": "off"}, version="0.5.14", baseline=info)
+    assert both.argv.count("--cuda-graph-bs-decode") == 1

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rltop.engines.chores import Verified
 from rltop.engines.fleet import Config, Fleet, Required, Restart
+from rltop.engines.log import EngineLog
 from rltop.engines.requests import Http
 from rltop.engines.slots import OnTrial
+from rltop.engines.trials import effective_toggles
+from rltop.engines.verify import Effective
 from rltop.errors import RltopError
 from tests.engines.fleet_world import Behaviour, World, refused, run_fleet
 
@@ -20,6 +24,8 @@ IMA = (
 )
 WEIGHTS = Required(version="7", source="disk", path="/w/7")
 OFF = Config(args=("--disable-radix-cache",))
+
+LOGS = Path(__file__).parents[1] / "data" / "logs"
 
 
 def trial(fleet: Fleet, name: str = "0") -> OnTrial:
@@ -147,3 +153,14 @@ def test_two_cannot_hold_one_engine(tmp_path: Path) -> None:
                 assert fleet.trials.subject("0").busy == "bisection 1"
 
     run_fleet(main)
+
+
+def test_graphs_that_no_step_replays_are_not_on() -> None:
+    """SGLang 0.5.14 on an H200 with --disable-cuda-graph-padding: it captures 23 sizes and replays none of them."""
+    log = EngineLog()
+    log.feed((LOGS / "sglang_padding_flag_replays_nothing.log").read_bytes(), 1.0)
+    assert (log.replayed, log.eager) == (0, 4)
+    both = {name: Effective("on", True, "/server_info") for name in ("cuda_graph", "prefill_graph")}
+    found = Verified(version="0.5.14", info={}, toggles=both, wanted={})
+    assert effective_toggles(found, log) == {"cuda_graph": "off", "prefill_graph": "on", "cuda_graph_padding": "off"}
+    assert effective_toggles(found, EngineLog())["cuda_graph"] == "on", "no step was seen yet"
