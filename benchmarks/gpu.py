@@ -264,14 +264,14 @@ class Bench:
         history = loop.history
         return {
             "reporter": {"seconds": timed.seconds, "calls": timed.calls, "of_seconds": time.monotonic() - began},
-            "perf": timed.perf,
+            "perf": list(timed.perf),
             "backend": history.backend,
             "first_rollout": history.first_rollout,
-            "steps": history.steps,
-            "rewards": history.rewards,
+            "steps": list(history.steps),
+            "rewards": list(history.rewards),
             "mismatches": history.mismatches,
-            "gaps": trainer.gaps,
-            "memory": notes.rows,
+            "gaps": list(trainer.gaps),
+            "memory": list(notes.rows),
         }
 
     def _keep_answers(self, url: str) -> None:

@@ -106,13 +106,13 @@ def rollout_beside_sglang(
     by_name = {"ours": ours, "same": same, "plain": plain}
     middle = {name: statistics.median(one["tok_s"] for one in runs) for name, runs in by_name.items()}
     return {
+        "like_for_like": middle["ours"] / middle["same"],
+        "beside_default": middle["ours"] / middle["plain"],
         "requests": len(prompts),
         "most_tokens": config.rollout_max_response_len,
         "ours": ours,
         "bench_serving_same_options": same,
         "bench_serving_default": plain,
-        "like_for_like": middle["ours"] / middle["same"],
-        "beside_default": middle["ours"] / middle["plain"],
     }
 
 

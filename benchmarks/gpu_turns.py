@@ -92,6 +92,7 @@ def on_and_off(loop: Loop, engines: Sequence[EngineFacts], first: int, pairs: in
         narrators["on"].run(framework="rltop", args={}, mode="full", backend="", stand_ins=[], injected_faults=[])
         for engine in engines:
             narrators["on"].engine(engine, "HEALTHY")
+        loop._push(version_for(first), first)  # a step that was measured alone changed the trainer's weights
         rollout_id = first
         for pair in range(-1, pairs):  # the first pair warms up
             for name in ("on", "off") if pair % 2 else ("off", "on"):
