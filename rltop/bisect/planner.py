@@ -340,6 +340,11 @@ class Planner:
         """Of none of these, more engines are not asked for more: it crashed with everything off."""
         return SURE[self.engines > 1 and culprit != 0]
 
+    def _bare_crashes(self, trials: Sequence[Trial]) -> int:
+        """How often it crashed with as much off as can be."""
+        bare = self._bare(0)
+        return sum(trial.crashed and trial.counts and trial.arm == bare for trial in trials)
+
     def verdict(self, trials: Sequence[Trial], running: Sequence[Running] = (), *, minutes: float = 0.0) -> Verdict:
         """Where it stands after `minutes` of wall time."""
         belief = self.believe(trials, running)
@@ -347,6 +352,8 @@ class Planner:
         left = tuple(belief.ranking(0.02))
         words = self.space.words(culprit)
         sure = chance >= self._sure(culprit) and (culprit == 0 or belief.of(0) <= NONE_LEFT[self.engines > 1])
+        # Twice with everything off is no stray, and "something else" that crashes there too is not told apart from it.
+        sure |= culprit == 0 and chance + belief.of(OTHER) >= SURE[0] and self._bare_crashes(trials) >= 2
         if culprit != OTHER and sure and not self._lacks(belief, self._seen(trials, running), belief.mean_minutes()):
             if culprit == 0:
                 text = "it crashes with all of these toggles off"

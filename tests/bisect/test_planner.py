@@ -213,3 +213,14 @@ def test_many_toggles_still_have_every_bare_arm_that_a_culprit_needs() -> None:
     then = planner.choose(trials)
     assert then.arm == culprit
     assert planner.verdict([*trials, Trial(culprit, 4.0, crashed=True)]).culprit == culprit
+
+
+def test_of_two_toggles_none_is_named_when_it_crashed_twice_with_both_off() -> None:
+    """ "Something else" crashes there as well: no number of crashes tells the two apart."""
+    known = space(("cuda_graph", "speculative"))
+    planner = Planner(known, budget=Budget(minutes=600.0, restart_min=2.0), fixed=0, seed=1)
+    hunted = Trial(known.all_on, 10.0, crashed=True)
+    bare = Trial(0, 9.0, crashed=True)
+    assert planner.verdict([hunted, bare]).state == "open", "one may be a stray"
+    ended = planner.verdict([hunted, bare, bare])
+    assert (ended.state, ended.culprit) == ("none", 0)
