@@ -104,7 +104,11 @@ class Producer:
     def raw(self, frames: list[bytes]) -> None:
         """Any frames at all."""
         self._link.waiting.append(frames)
+        wait_for(self._handed_over, "the daemon takes nothing")
+
+    def _handed_over(self) -> bool:
         self._link.flush()
+        return not self._link.waiting
 
     def close(self) -> None:
         """Deliver what is queued and close."""
