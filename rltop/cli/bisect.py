@@ -200,7 +200,10 @@ def simulate(
     mean_min: Annotated[
         float | None, typer.Option(min=0.1, max=10_000, help="With --bug: mean minutes to a crash; default: 20.")
     ] = None,
-    bugs: Annotated[int, typer.Option(min=1, max=100_000, help="Without --bug: so many random bugs.")] = 50,
+    bugs: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help="A table of so many random bugs (50); with --bug, of that one."),
+    ] = None,
     engines: Annotated[int, typer.Option(min=1, max=64, help="Engines that bisect at the same time.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed plays the same.")] = 0,
     law: Annotated[
@@ -219,7 +222,8 @@ def simulate(
 ) -> int:
     """A rehearsal: what a bisection would do, and how often it would be right. No engine is touched.
 
-    With --bug every step of one bisection with its reason; without, rltop beside what people do today on random bugs.
+    With --bug every step of one bisection with its reason; without, rltop beside what people do today on random bugs,
+    with both on that one bug.
     """
     from rltop.cli.bisect_simulate import Asked, rehearsal, table
 
@@ -239,6 +243,7 @@ def simulate(
     for flag, value in (("--budget-min", budget_min), ("--restart-min", restart_min), ("--mean-min", mean_min)):
         if value is not None and not math.isfinite(value):
             raise RltopError(f"{value} is no number of minutes", where=f"bisect simulate {flag}", do=f"{flag} 60, say")
-    if bug is not None:
-        return rehearsal(asked, bug, 20.0 if mean_min is None else mean_min, as_json=as_json)
-    return table(asked, bugs, as_json=as_json)
+    mean = 20.0 if mean_min is None else mean_min
+    if bug is not None and bugs is None:
+        return rehearsal(asked, bug, mean, as_json=as_json)
+    return table(asked, 50 if bugs is None else bugs, bug=bug, mean_min=mean, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`rltop bisect simulate`: one bisection of a known bug step by step, or a table of strategies on random bugs.
+"""`rltop bisect simulate`: one bisection of a known bug step by step, or a table of strategies on many bugs.
 
 Nothing here touches a run or an engine; the clock is the simulator's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +29,10 @@ from rltop.settings import priors_path
 
 BASELINE, REPEAT = 3, 8.0
 """Of the two strategies that repeat: crashes with everything on, and mean times to be quiet for. As often right."""
+GO_ALONG: Mapping[str, tuple[str, ...]] = {
+    "cuda_graph": ("cuda_graph_padding",), "memory_saver": ("resume_order",)
+}  # fmt: skip
+"""Toggle -> those that go off with it on an engine (`rltop.engines.ground` asks SGLang's rules; here no engine is)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,24 +69,34 @@ class Asked:
         """As a daemon would make it."""
         exposure: Literal["load", "start"] = "start" if self.law == "start" else "load"
         budget = Budget(self.budget_min, self.restart_min)
-        return Planner(found, budget, seed=seed, exposure=exposure, engines=self.engines)
+        along = {
+            found.mask([name]): found.mask(also)
+            for name, others in GO_ALONG.items()
+            if name in found.toggles and (also := [one for one in others if one in found.toggles])
+        }
+        return Planner(found, budget, together=along, seed=seed, exposure=exposure, engines=self.engines)
+
+
+def _known(asked: Asked, found: Space, bug: str, mean_min: float) -> Bug:
+    """The bug of `--bug`: it needs what it names, and that without which this is not on."""
+    names = [] if bug == "none" else [name.strip() for name in bug.split("+")]
+    if len(set(names)) < len(names):
+        raise RltopError(f"{bug!r} names a toggle twice", where="bisect simulate --bug", do="A+B, each once")
+    law: Law = "steady" if asked.law == "mixed" else asked.law
+    needs = asked.planner(found, asked.seed).stands_for(_mask(found, names))
+    return Bug((needs,), mean_min, law, chance=0.5)
 
 
 def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:
     """Plays one. Exit code 0, also where the planner was wrong: that is what a rehearsal is for."""
     found = asked.space()
-    names = [] if bug == "none" else [name.strip() for name in bug.split("+")]
-    if len(set(names)) < len(names):
-        raise RltopError(f"{bug!r} names a toggle twice", where="bisect simulate --bug", do="A+B, each once")
-    needs = _mask(found, names)
-    law: Law = "steady" if asked.law == "mixed" else asked.law
-    known = Bug((needs,), mean_min, law, chance=0.5)
+    known = _known(asked, found, bug, mean_min)
     played = rehearse(asked.planner(found, asked.seed), known, engines=asked.engines, seed=asked.seed)
     if as_json:
         print_json({"rehearsal": _rehearsal_json(found, known, played)})
         return 0
-    how = "half of the starts" if law == "start" else f"a crash every {mean_min:g} min on average ({law})"
-    print(f"A rehearsal, no engine is touched.\nThe bug: {found.words(needs) if needs else 'no toggle'}, {how}.")
+    how = "half of the starts" if known.law == "start" else f"a crash every {mean_min:g} min on average ({known.law})"
+    print(f"A rehearsal, no engine is touched.\nThe bug: {_words(asked, found, known)}, {how}.")
     print(f"{len(found.toggles)} toggles, {_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart.\n")
     print("     min  engine")
     for step in played.steps:
@@ -95,11 +109,14 @@ def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:
     return 0
 
 
-def table(asked: Asked, count: int, *, as_json: bool) -> int:
-    """Plays many with each strategy."""
+def table(asked: Asked, count: int, *, bug: str | None = None, mean_min: float = 20.0, as_json: bool) -> int:
+    """Plays many with each strategy: random bugs, or so many times this one."""
     found = asked.space()
     mix = Mix() if asked.law == "mixed" else Mix(laws={asked.law: 1.0}, chance=(0.2, 1.0))
-    known = list(bugs(found.toggles, found.mask, count=count, seed=asked.seed, mix=mix))
+    if bug is not None:
+        known = [_known(asked, found, bug, mean_min)] * count
+    else:
+        known = list(bugs(found.toggles, _needs(asked, found), count=count, seed=asked.seed, mix=mix))
     width = len(found.toggles)
     makers: dict[str, Callable[[int], Strategy]] = {"rltop": lambda seed: Ours(asked.planner(found, seed))}
     if asked.law != "start":
@@ -111,9 +128,16 @@ def table(asked: Asked, count: int, *, as_json: bool) -> int:
         }
     rows = [_row(what, make, known, asked, found.all_on) for what, make in makers.items()]
     if as_json:
-        print_json({"bugs": count, "engines": asked.engines, "law": asked.law, "strategies": rows})
+        print_json({"bugs": count, "bug": bug, "engines": asked.engines, "law": known[0].law if bug else asked.law,
+                    "strategies": rows})  # fmt: skip
         return 0
-    print(f"{count} simulated bugs of {width} toggles, {_many(asked.engines, 'engine')}, law {asked.law}.")
+    fleet = f"{_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart"
+    if bug is not None:
+        how = "half of the starts" if known[0].law == "start" else f"a crash every {mean_min:g} min on average"
+        print(f"{_many(count, 'bisection')} of one bug, {_words(asked, found, known[0])}, {how} ({known[0].law});")
+        print(f"{width} toggles, {fleet}.")
+    else:
+        print(f"{count} simulated bugs of {width} toggles, {fleet}, law {asked.law}.")
     print(f"{'':<52}{'right':>8}{'wrong':>8}{'no name':>9}{'minutes':>9}{'median':>8}")
     for row in rows:
         shares = f"{row['right']:>8.1%}{row['wrong']:>8.1%}{row['no_name']:>9.1%}"
@@ -149,6 +173,18 @@ def _row(what: str, make: Callable[[int], Strategy], known: Sequence[Bug], asked
         "median_minutes": statistics.median(minutes),
         "engine_minutes": statistics.fmean(end.busy_min for _, end in ended),
     }
+
+
+def _needs(asked: Asked, found: Space) -> Callable[[Sequence[str]], int]:
+    """Toggles of a random bug as a mask, with that without which they are not on."""
+    planner = asked.planner(found, asked.seed)
+    return lambda names: planner.stands_for(found.mask(names))
+
+
+def _words(asked: Asked, found: Space, known: Bug) -> str:
+    """The bug for people."""
+    needs = known.needs[0]
+    return asked.planner(found, asked.seed).space.words(needs) if needs else "no toggle"
 
 
 def _mask(found: Space, names: Sequence[str]) -> int:
