@@ -27,6 +27,9 @@ HARDWARE_XIDS = {
 """Xids of NVIDIA's driver that mean hardware; 13 and 31 are software faults."""
 _CAPTURE = re.compile(r"(?<!re)capture(?!_hidden)|capture_one_batch|CudaGraphRunner:__init__|init_\w*cuda_graph", re.I)
 _REPLAY = re.compile(r"replay", re.I)
+EITHER = re.compile(r"ngram_worker\.py:forward_batch_generation\n(?:.*\n)*.*(?:execute_extend|forward_extend)")
+"""NGRAM's worker runs the prefill and the verification of drafts alike, without a graph both as an extend: the frames
+of the two differ in nothing but line numbers (seen in SGLang 0.5.14)."""
 _WAKE_PATHS = ("/resume_memory_occupation", "/release_memory_occupation")
 
 
@@ -153,7 +156,7 @@ def _since_start(obs: Observations, first: LogEvent) -> float | None:
 
 
 def engine_phase(obs: Observations, first: LogEvent) -> str:
-    """capture, replay, load, first request after wake-up, prefill, decode, start-up or serving."""
+    """capture, replay, load, first request after wake-up, prefill, decode, either, start-up or serving."""
     path = "\n".join(frames(first))
     if word(first, "phase") == "capture" or _CAPTURE.search(path):
         return "capture"
@@ -174,6 +177,8 @@ def engine_phase(obs: Observations, first: LogEvent) -> str:
         return "first request after wake-up"
     if "process_batch_result_decode" in path or "forward_decode" in path:
         return "decode"
+    if EITHER.search(path):
+        return "prefill or verify"
     if "process_batch_result_prefill" in path or "extend" in path:
         return "prefill"
     if last_batch is None:

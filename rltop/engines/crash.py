@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rltop.checks.events import frames, of_kind, whole, whole_text, word
-from rltop.checks.faults import engine_phase
+from rltop.checks.faults import EITHER, engine_phase
 from rltop.checks.found import LogEvent
 from rltop.checks.known import KnownCrash, fingerprint, match
 from rltop.checks.observe import Args, Observations
@@ -494,6 +494,7 @@ _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"init_\w*cuda_graph|capture_one_batch|_graph_runner\.py:capture"), "capture"),
     (re.compile(r"replay"), "decode-graph"),
     (re.compile(r"process_batch_result_decode|forward_decode|execute_decode|verify"), "decode"),
+    (EITHER, "serve"),
     (re.compile(r"process_batch_result_prefill|extend|prefill"), "prefill"),
 )
 """Phase by the frames of a fault in an engine that serves."""
