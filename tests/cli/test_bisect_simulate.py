@@ -49,6 +49,20 @@ def test_strategies_are_compared_on_the_same_bugs(capsys: pytest.CaptureFixture[
     assert all(row["right"] + row["wrong"] + row["no_name"] == pytest.approx(1) for row in rows.values())
 
 
+def test_one_bug_is_played_many_times_beside_what_people_do(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--bug", "cuda_graph_padding", "--bugs", "8", "--mean-min", "0.4", "--restart-min", "0.7"]
+    given += ["--engines", "3", "--budget-min", "600", "--toggles", "cuda_graph,cuda_graph_padding,speculative"]
+    assert main(["bisect", "simulate", *given]) == 0
+    told = capsys.readouterr().out
+    assert "8 bisections of one bug, cuda_graph_padding, alone or with cuda_graph, a crash every 0.4 min" in told
+    assert main(["bisect", "simulate", *given, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    rows = {row["strategy"].split(",")[0]: row for row in data["strategies"]}
+    assert (data["bug"], data["bugs"]) == ("cuda_graph_padding", 8)
+    assert rows["rltop"]["right"] > 0.7
+    assert rows["checklist"]["wrong"] == 1.0, "without graphs nothing is padded: it stops at cuda_graph"
+
+
 def test_crashes_at_the_start_are_bisected_by_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", "simulate", "--bug", "deepep", "--law", "start"]) == 0
     told = capsys.readouterr().out
