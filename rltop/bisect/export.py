@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rltop.bisect.recipe import recipe
-from rltop.bisect.story import Story, TrialStory, minutes_text, percent
+from rltop.bisect.story import Story, TrialStory, minutes_text, percent, same_fault
 
 LEAST_SHOWN = 0.005
 """Culprits believed less than this are left out of the page."""
@@ -25,6 +25,18 @@ _TITLES: Mapping[str, str] = {
     "oom": "Out of memory",
     "hang": "Hang",
 }
+_PHASES: Mapping[str, str] = {
+    "launch": "at the start",
+    "load": "while weights are loaded",
+    "capture": "while CUDA graphs are captured",
+    "prefill-graph": "in prefill (CUDA graph)",
+    "decode-graph": "in decode (CUDA graph)",
+    "update": "in a weight update",
+    "wake": "in the first request after a resume",
+    "released": "while memory is released",
+    "serve": "while serving",
+}
+"""Phases of a crash that are no words of the engine's maintainers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +86,11 @@ def nameless(story: Story) -> Story:
 
 
 def title(story: Story, evidence: Evidence) -> str:
-    """`Illegal memory access in decode with cuda_graph x speculative (SGLang 0.5.23)`."""
+    """`Illegal memory access while serving with cuda_graph x speculative (SGLang 0.5.23)`."""
     kind, _, rest = story.crash.fingerprint.partition("/")
     words = _TITLES.get(kind, f"Crash ({kind})" if kind else "Crash")
     phase = story.crash.phase or rest.partition("/")[0]
-    words += f" in {phase}" if phase else ""
+    words += f" {_PHASES.get(phase, f'in {phase}')}" if phase else ""
     if story.state == "found" and story.verdict is not None:
         words += f" with {story.verdict.words}"
     version = evidence.versions.get("sglang", "")
@@ -109,8 +121,9 @@ def _summary(story: Story) -> Iterator[str]:
             f" ({_line(one.note)})" if one.note else ""
         )
     yield f"- traffic in every trial: {_line(story.traffic_words() or 'not known')}"
-    if story.crash.weight_version:
-        yield f"- weights in every trial: version {_line(story.crash.weight_version)}"
+    if version := story.crash.weight_version:
+        own = version == "default"  # what SGLang calls those that no update has brought
+        yield f"- weights in every trial: {'those of the checkpoint' if own else f'version {_line(version)}'}"
     if story.verdict is not None and story.verdict.culprit is None and story.verdict.left:
         left = ", ".join(f"{' x '.join(names) or 'none'} ({percent(p)})" for names, p in story.verdict.left)
         yield f"- not told apart: {_line(left)}"
@@ -145,6 +158,8 @@ def _combinations(story: Story, evidence: Evidence) -> Iterator[str]:
     if odd:
         words = [f"{name} on: {on}" + (f", off: {off}" if off != "off" else "") for name, (on, off) in odd]
         yield f"{_line('; '.join(words))}."
+    if any("cuda_graph_padding" in one.off and "+ --cuda-graph-bs" in "\n".join(one.argv) for one in story.trials):
+        yield "cuda_graph_padding off: a graph for every batch size, so that none is padded."
     yield "The engine's own start and the time until it was ready are not counted as time under traffic."
     yield ""
 
@@ -214,7 +229,8 @@ def _matrix(story: Story) -> Iterator[str]:
         states = ["on" if name in trial.on else "**off**" for name in story.toggles]
         remark = [] if trial.counts else ["not counted"]
         remark += [trial.note] if trial.note else []
-        if trial.fingerprint not in ("", story.crash.fingerprint) and trial.fingerprint not in trial.note:
+        other = trial.fingerprint and not same_fault(trial.fingerprint, story.crash.fingerprint)
+        if other and trial.fingerprint not in trial.note:
             remark.append(f"`{_code(trial.fingerprint)}`")
         remark += [f"`{_code(trial.kernel)}`"] if trial.kernel else []
         told = f"**{trial.outcome}**" if trial.outcome == "crashed" else trial.outcome
@@ -280,8 +296,17 @@ def _reproduce(story: Story, evidence: Evidence) -> Iterator[str]:
         yield f"As it crashed first{after}:"
         yield from ("", *_fenced([_command(evidence.env, evidence.crashed)], "sh"), "")
     if evidence.pins:
-        pins = ", ".join(f"`{_code(pin)}`" for pin in evidence.pins)
-        yield f"In every trial this was written out, because a feature would move it by itself: {pins}."
+        yield "In every trial this was written out, because a feature would move it by itself:"
+        yield ""
+        for pin in evidence.pins:
+            option = pin.partition(" ")[0]
+            own = [str(one.n) for one in story.trials if any(line.split()[1:2] == [option] for line in one.argv)]
+            but = (
+                f" (but in trial{'s' * (len(own) > 1)} {', '.join(own)}: it is how a feature is off there)"
+                if own
+                else ""
+            )
+            yield f"- `{_code(pin)}`{but}"
         yield ""
 
 

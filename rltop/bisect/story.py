@@ -310,7 +310,8 @@ class Story:
             return ""
         told: dict[str, int] = {}
         for trial in rows:
-            other = trial.outcome == "crashed" and trial.fingerprint not in ("", self.crash.fingerprint)
+            named = trial.fingerprint and not same_fault(trial.fingerprint, self.crash.fingerprint)
+            other = trial.outcome == "crashed" and named
             why = trial.fingerprint if other else trial.note
             words = f"{'another crash' if other else trial.outcome}{f' ({why})' if why else ''}"
             told[words] = told.get(words, 0) + 1
@@ -345,6 +346,12 @@ class Story:
     def wrong(self) -> list[str]:
         """Engines that are not as they were, and why."""
         return [f"engine {name}: {why}" for name, why in self.restored.items() if why != "original"]
+
+
+def same_fault(one: str, other: str) -> bool:
+    """Two fingerprints of one fault, by class and hash: the phase is where the host stood, and that changes."""
+    kind, _, rest = one.partition("/")
+    return (kind, rest.rpartition("/")[2]) == (other.partition("/")[0], other.rpartition("/")[2])
 
 
 def arm_words(on: Collection[str], off: Collection[str]) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import getpass
 import json
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
     from rltop.daemon.bisect_record import Record, TrialRow
 
 MODULES = {"sglang": "sglang.launch_server", "cpu": "rltop.train.cpu_engine", "null": "rltop.train.null_engine"}
-BEFORE, AFTER = 12, 48
+BEFORE, AFTER = 12, 64
 """Lines of the log around the first fault."""
 LONGEST_LINE = 300
 LONGEST_TRACEBACK = 80
 """Lines from its head to the error."""
+_COUNTS = re.compile(r"coredump: SM \d+/\d+ has finished state collection$")
 PAGES = 400
 """Most answers that a file is read in over ssh."""
 
@@ -263,9 +265,11 @@ def _mapping(data: bytes | None) -> Mapping[str, Any]:
 def excerpt(data: bytes, crash: Mapping[str, Any]) -> list[str]:
     """The lines around the first one that the crash was recognised by; without any, the last ones.
 
-    Access lines of requests that went well are left out; the readings of rltop itself are most of them.
+    Left out are access lines of requests that went well, most of which are rltop's own readings, and those in which a
+    core dump counts the multiprocessors of the GPU (132 of an H200).
     """
-    lines = [line[:LONGEST_LINE] for line in without_access(data.decode(errors="replace").splitlines())]
+    kept = [line for line in without_access(data.decode(errors="replace").splitlines()) if not _COUNTS.search(line)]
+    lines = [line[:LONGEST_LINE] for line in kept]
     at = None
     number = crash.get("line")
     for one in crash.get("evidence") or ():

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rltop.bisect.planner import Next
+from rltop.bisect.story import same_fault
 from rltop.daemon.bisect_bench import Bench, first, sentence, within
 from rltop.daemon.bisect_crashes import NO_TOGGLE, same_kind
 from rltop.daemon.bisect_record import Outcome, TrialRow
@@ -335,8 +336,9 @@ class Worker:
         if same_kind(hunted.kind, seen.kind):
             if at_start:
                 row.note = _with(row.note, "before its first request")
-            if seen.fingerprint != hunted.fingerprint:
-                row.note = _with(row.note, f"as {seen.fingerprint}, hunted is {hunted.fingerprint}")
+            if not same_fault(seen.fingerprint, hunted.fingerprint):
+                unnamed = ": its log names no kernel" if hunted.kernel and not seen.kernel else ""
+                row.note = _with(row.note, f"as {seen.fingerprint}, hunted is {hunted.fingerprint}{unnamed}")
             self._evidence(row.engine)
             if seen.kernel and row.counts and not (hunted.kernel or self._bench.record.kernel):
                 told = self._bench.model.learn_kernel(seen.kernel, seen.log or f"trial {row.n}")

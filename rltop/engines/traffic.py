@@ -226,7 +226,7 @@ def _of_flown(source: str, flown: Sequence[Flown], notes: Sequence[str] = ()) ->
             break
     flying = sum(one.ended is None for one in flown)
     return Traffic(
-        source=f"{source} ({flying} in flight)" if flying else source,
+        source=f"{source} ({flying} in flight when it crashed)" if flying else source,
         requests=tuple(reversed(requests)),
         concurrency=max(1, most_at_once(flown)),
         notes=tuple(notes),

@@ -11,7 +11,7 @@ import pytest
 from rltop.bisect.export import Evidence, as_markdown
 from rltop.bisect.export_json import as_json
 from rltop.bisect.recipe import recipe
-from rltop.bisect.story import Story, arm_words, minutes_text, percent
+from rltop.bisect.story import Story, arm_words, minutes_text, percent, same_fault
 from rltop.bisect.story_of import story_of
 from tests.bisect.stories import CULPRIT, ended, found, running, trial
 
@@ -50,7 +50,9 @@ def page(cell: dict[str, Any], evidence: Evidence = EVIDENCE) -> str:
 
 def test_a_maintainer_finds_what_crashes_how_sure_it_is_and_what_to_type() -> None:
     told = page(found())
-    assert told.startswith("# Illegal memory access in decode-graph with cuda_graph x speculative (SGLang 0.5.23)\n")
+    assert told.startswith(
+        "# Illegal memory access in decode (CUDA graph) with cuda_graph x speculative (SGLang 0.5.23)\n"
+    )
     assert "**found: cuda_graph x speculative (97%)** crashes with nothing else on, quiet with any of it off" in told
     assert "- kernel: `build_tree_efficient`, block 12, 0, 0 (from core dump)" in told
     assert "| on | on | **off** | **off** | **1** | 1 | 3.2 min |" in told
@@ -126,6 +128,31 @@ def test_crashes_of_another_kind_are_counted_apart() -> None:
     assert "3 trials: 1 crashed, 1 crashed of another kind" in page(
         found(counts={"trials": 3, "crashed": 1, "other": 1})
     )
+
+
+def test_one_fault_in_another_phase_is_no_other_crash() -> None:
+    rows = [trial(1, ["deepep"], "crashed", 1.0, fingerprint="ima/serve/656fb6")]
+    assert "ima/serve" not in page(found(trials=rows)), "class and hash are those of the hunted one"
+    rows = [trial(1, ["deepep"], "crashed", 1.0, fingerprint="ima/decode-graph/000000")]
+    assert "`ima/decode-graph/000000`" in page(found(trials=rows))
+    assert same_fault("ima/serve/1", "ima/decode/1")
+    assert not same_fault("ima/serve/1", "misaligned/serve/1")
+    assert not same_fault("silent/serve", "ima/serve/1")
+
+
+def test_what_is_pinned_is_not_said_of_trials_that_have_their_own() -> None:
+    every = ["- --page-size 1", "+ --page-size 64"]
+    rows = [trial(1, ["deepep"], "quiet", 9.0), trial(2, ["speculative"], "quiet", 9.0, argv=every)]
+    assert "\n- `--page-size 1` (but in trial 2: it is how a feature is off there)\n" in page(found(trials=rows))
+    assert "\n- `--page-size 1`\n" in page(found(trials=rows[:1]))
+    padded = trial(3, ["cuda_graph_padding"], "quiet", 9.0, argv=["+ --cuda-graph-bs-decode 1 2 3"])
+    assert "cuda_graph_padding off: a graph for every batch size" in page(found(trials=[padded]))
+
+
+def test_the_first_weights_are_the_checkpoints() -> None:
+    crash = found()["crash"]
+    assert "those of the checkpoint\n" in page(found(crash=crash | {"weight_version": "default"}))
+    assert "- weights in every trial: version 7\n" in page(found(crash=crash | {"weight_version": "7"}))
 
 
 def test_a_run_that_went_down_says_so_in_the_report() -> None:

@@ -123,6 +123,10 @@ def test_the_log_excerpt_is_around_the_first_fault() -> None:
     assert found_lines[0] == "line 88"
     assert "CUDA error: boom" in found_lines
     assert excerpt(b"a\nb", {}) == ["a", "b"]
+    counts = "\n".join(f"[1] coredump: SM {n}/132 has finished state collection" for n in range(1, 133))
+    cored = f"a batch\n{counts}\n[1] coredump: Detected an exception\nafter".encode()
+    crash = {"line": 134, "evidence": ["stdout.log:134: [1] coredump: Detected an exception"]}
+    assert excerpt(cored, crash) == ["a batch", "[1] coredump: Detected an exception", "after"]
     assert excerpt(b"", {}) == []
 
 

@@ -100,7 +100,7 @@ def test_the_best_source_is_taken(tmp_path: Path) -> None:
     fill(tmp_path / FOLDER)
     ring = captured(tmp_path, "0", 2)
     assert ring is not None
-    assert ring.source == "the trainer's requests to engine 0, generation 2 (1 in flight)"
+    assert ring.source == "the trainer's requests to engine 0, generation 2 (1 in flight when it crashed)"
     assert ring.requests == (
         {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 3}},
         {"input_ids": [4], "sampling_params": {"temperature": 0.5}},
@@ -113,7 +113,7 @@ def test_the_best_source_is_taken(tmp_path: Path) -> None:
     assert written is not None
     best = captured(tmp_path, "0", 2)
     assert best is not None
-    assert best.source == "crash dump of engine 0, generation 2 (1 in flight)"
+    assert best.source == "crash dump of engine 0, generation 2 (1 in flight when it crashed)"
     assert in_flight(folder) == 1
     written.write_bytes(written.read_bytes()[:40])
     worse = captured(tmp_path, "0", 2)
