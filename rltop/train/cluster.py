@@ -9,7 +9,9 @@ so a dead engine ends a rollout in seconds instead of never.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import inspect
 import logging
 import os
 import secrets
@@ -207,7 +209,8 @@ def ray_cluster(options: RayOptions, signals: Signals) -> Iterator[Cluster]:
         session = None
         if private:
             cpus = sum(bundle.get("CPU", 0) for bundle in options.bundles)
-            _start(ray, options.directory, cpus=cpus, signals=signals)
+            with _fewer_helpers(ray):
+                _start(ray, options.directory, cpus=cpus, signals=signals)
             session = options.directory / "session_latest"
         else:
             _join(ray, str(options.address), options.namespace, signals)
@@ -285,6 +288,26 @@ def _environment(private: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _fewer_helpers(ray: Any) -> Iterator[None]:
+    """Ray starts without its autoscaler's monitor and its log monitor, a second of computing each.
+
+    A private cluster neither grows nor sends its logs anywhere. `ray.init` has no argument for that, only what it
+    calls has; a Ray that calls something else starts all of them, as ever.
+    """
+    module: Any = getattr(getattr(ray, "_private", None), "parameter", None)
+    usual = getattr(module, "RayParams", None)
+    fewer = {"no_monitor": True, "include_log_monitor": False}
+    if usual is None or not set(fewer) <= set(inspect.signature(usual).parameters):
+        yield
+        return
+    module.RayParams = functools.partial(usual, **fewer)
+    try:
+        yield
+    finally:
+        module.RayParams = usual
 
 
 def _start(ray: Any, directory: Path, *, cpus: float, signals: Signals) -> None:

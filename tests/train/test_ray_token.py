@@ -1,4 +1,4 @@
-"""Ray listens on every interface: a private cluster takes only those who show the token of the run."""
+"""A private cluster: only who shows the token of the run is let in, and nothing runs that it has no use for."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ with ray_cluster(RayOptions(None, ({"CPU": 1.0},), Path(sys.argv[1])), Signals()
     print(json.dumps({
         "gcs": cluster.ray.get_runtime_context().gcs_address, "exposed": cluster.exposed,
         "token": os.environ["RAY_AUTH_TOKEN"], "listening": listening,
+        "commands": [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)],
     }), flush=True)
     sys.stdin.readline()
 """
@@ -87,6 +88,12 @@ def test_its_http_server_asks_for_the_token_too(cluster: dict[str, Any]) -> None
         connection.request("POST", "/get_or_create_runtime_env", b"")
         assert connection.getresponse().status == 401
         connection.close()
+
+
+def test_no_monitor_of_what_cannot_change_is_started(cluster: dict[str, Any]) -> None:
+    commands = cluster["commands"]
+    assert any("raylet" in line for line in commands)
+    assert [line for line in commands if "monitor.py" in line] == []
 
 
 @pytest.mark.parametrize(
