@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # pip options, for example PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small CPU build of torch.
 PIP_ARGS ?=
+# Else each of the thousand processes that the tests start would compile rltop anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test unit soak bench lint fmt clean install
 
@@ -29,8 +31,10 @@ lint: install
 test: install
 	@$(MAKE) --no-print-directory --jobs=2 lint unit
 
+# Four workers for two cores, for tests wait too. A file stays on one worker: its runs are started once. conftest.py has
+# the order.
 unit: install
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 soak: install
 	$(BIN)/pytest -q -m soak --timeout=3600 -rA
