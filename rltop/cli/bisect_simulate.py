@@ -141,7 +141,7 @@ def table(asked: Asked, count: int, *, bug: str | None = None, mean_min: float =
     print(f"{'':<52}{'right':>8}{'wrong':>8}{'no name':>9}{'minutes':>9}{'median':>8}")
     for row in rows:
         shares = f"{row['right']:>8.1%}{row['wrong']:>8.1%}{row['no_name']:>9.1%}"
-        print(f"{row['strategy']:<52}{shares}{row['minutes']:>9.0f}{row['median_minutes']:>8.0f}")
+        print(f"{row['strategy']:<52}{shares}{_minutes(row['minutes']):>9}{_minutes(row['median_minutes']):>8}")
     print("\nMinutes are wall time from the first crash to the verdict, on average. Few bugs tell little: 50 of them")
     print("tell a share to about 6 in 100. The pinned benchmark is `python -m benchmarks.bisect` in the sources.")
     return 0
@@ -173,6 +173,10 @@ def _row(what: str, make: Callable[[int], Strategy], known: Sequence[Bug], asked
         "median_minutes": statistics.median(minutes),
         "engine_minutes": statistics.fmean(end.busy_min for _, end in ended),
     }
+
+
+def _minutes(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def _needs(asked: Asked, found: Space) -> Callable[[Sequence[str]], int]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rltop.bisect.story import same_fault
+from rltop.bisect.story import arm_words, minutes_text, same_fault
 from rltop.cli.main import main
 from rltop.daemon.bisect_model import Model
 from rltop.daemon.bisect_record import Record
@@ -137,6 +137,25 @@ def test_the_page_has_what_a_maintainer_needs(recorded: tuple[str, str], capsys:
     assert "has finished state collection" not in log.replace("Device 1/1 has finished", "")
     assert "those of the checkpoint" in page
     assert "cuda_graph_padding off: a graph for every batch size" in page
+
+
+@pytest.mark.parametrize("bug", sorted(CULPRITS))
+def test_the_worked_example_tells_the_trials_as_they_were(bug: str) -> None:
+    page = (DATA.parents[2] / "docs" / "bisect-example.md").read_text()
+    table = page.split(f"`{bug}`: ")[1].split("|---|---|---|---|---|---|\n")[1].split("\n\n")[0]
+    record = told(bug, "record.json")
+    rows = [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    for row, trial in zip(rows, record["trials"], strict=True):
+        since = [(trial[key] - record["started"]) / 60 for key in ("started", "ended")]
+        when = f"{since[0]:.1f} to {since[1]:.1f}"
+        exposure = minutes_text(round(trial["minutes"], 2))  # as the cell has it
+        assert [*row[:4], row[5]] == [str(trial["n"]), trial["engine"], when, exposure, trial["outcome"]]
+        on = trial["asked_on"] if trial.get("on") is None else trial["on"]
+        off = [name for name in record["ground"]["toggles"] if name not in on]
+        assert row[4].replace(" (and padding with it)", ", cuda_graph_padding") == arm_words(on, off)
+    assert record["verdict"]["text"] in " ".join(page.replace("*", "").split()).replace(" (98%)", "")
+    shown = json.loads((DATA / bug / "report.json").read_text())["minutes"]
+    assert f"{shown:.1f} minutes" in page.split(f"`{bug}`: ")[1].split("\n")[0]
 
 
 @pytest.mark.parametrize("bug", sorted(CULPRITS))
