@@ -331,7 +331,8 @@ def _environment(story: Story, evidence: Evidence) -> Iterator[str]:
         yield f"- {_line(name)} {_line(version)}"
     unknown = [name for name in WANTED if not any(one in evidence.versions for one in (name, name.lower()))]
     if unknown:
-        yield f"- not known here, please add: {', '.join(unknown)}"
+        how = " (`python -m sglang.check_env` prints them)" if evidence.kind == "sglang" else ""
+        yield f"- not known here, please add: {', '.join(unknown)}{how}"
     # How to look at this machine's core dump is of no use elsewhere.
     notes = [note.partition("; where there is one: ")[0] for note in story.notes]
     remarks = list(dict.fromkeys([*notes, *evidence.missing]))

@@ -430,7 +430,9 @@ class Engine:
         crash = self.watch.crash or self.watch.log.crash(asked=False)
         folder = self.house.store.folder(self.id) / str(self.slot.generation)
         spec = self.spec or self.spec_of(self.slot.generation)
-        versions = {"sglang": self.record.version, "python": sys.version.split()[0]}
+        versions = {"sglang": self.record.version}
+        if spec.python == sys.executable:  # of another interpreter it is not known here
+            versions["python"] = sys.version.split()[0]
         await chores.keep_evidence(
             launcher,
             process,

@@ -316,5 +316,7 @@ def test_a_workaround_says_what_went_off_along_and_whose_minutes_it_has() -> Non
 
 
 def test_versions_that_are_not_known_are_named() -> None:
-    assert "- not known here, please add: GPU, driver, CUDA\n" in page(found())
+    how = "(`python -m sglang.check_env` prints them)"
+    assert f"- not known here, please add: GPU, driver, CUDA {how}\n" in page(found())
+    assert "check_env" not in page(found(), Evidence(kind="cpu")), "a stand-in has none"
     assert "please add: GPU, driver, CUDA, torch" in page(found(), Evidence(kind="sglang"))
