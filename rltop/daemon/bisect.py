@@ -59,6 +59,9 @@ class Bisections:
 
     # ---------------------------------------------------------------- commands
 
+    async def look(self, command: Command) -> None:
+        """Everything that a refusal stands on is told as it happens."""
+
     def plan(self, command: Command, who: str) -> Plan | Rejected:
         """What the command would do. Nothing happens."""
         if not self._engines.enabled:

@@ -58,6 +58,11 @@ class EngineDesk(Protocol):
         """Commands that it takes."""
         ...
 
+    async def look(self, command: Command) -> None:
+        """Before `plan`: look again at what a refusal would stand on, if that is not told but asked for (a disk).
+        Takes a few seconds at most, raises nothing."""
+        ...
+
     def plan(self, command: Command, who: str) -> Plan | Rejected:
         """What the command would do. Nothing happens."""
         ...
@@ -153,7 +158,7 @@ class Commands:
             return await asyncio.shield(known)
         answer: asyncio.Future[Accepted | Rejected] = asyncio.get_running_loop().create_future()
         if command.dry_run:
-            return self._dry_run(command, who)
+            return await self._dry_run(command, who)
         self._remember(command_id, answer)
         try:
             found = await self._begin(command, command_id, who, role)
@@ -173,14 +178,20 @@ class Commands:
 
     # ---------------------------------------------------------------- taking
 
-    def _dry_run(self, command: Command, who: str) -> Accepted | Rejected:
+    async def _dry_run(self, command: Command, who: str) -> Accepted | Rejected:
+        await self._look(command)
         plan = self._plan(command, who)
         if isinstance(plan, Rejected):
             return plan
         busy = self._busy(plan)
         return Accepted("", plan.steps if busy is None else [*plan.steps, f"! refused for now: {busy.why}"])
 
+    async def _look(self, command: Command) -> None:
+        if (desk := self._actions.desk(command.name)) is not None:
+            await desk.look(command)
+
     async def _begin(self, command: Command, command_id: str, who: str, role: str) -> Accepted | Rejected:
+        await self._look(command)
         plan = self._plan(command, who)
         if isinstance(plan, Rejected):
             return plan

@@ -103,6 +103,11 @@ class EngineCommands:
         """Commands that it takes."""
         return NAMES
 
+    async def look(self, command: Command) -> None:
+        """Which weight versions are on the disk of a slime run, as of now."""
+        if self._engines.slime is not None and command.name not in _ONE:
+            await self._engines.slime.look()
+
     def plan(self, command: Command, who: str) -> Plan | Rejected:
         """What the command would do. Nothing happens."""
         try:

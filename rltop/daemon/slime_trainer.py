@@ -28,7 +28,7 @@ from rltop.engines.processes import locked
 from rltop.engines.requests import Ab, AbEnd, Refused, Request, Required, Restart, Revert, SetToggles, Stop
 
 if TYPE_CHECKING:
-    from rltop.engines.kept_weights import Kept
+    from rltop.engines.kept_weights import Kept, KeptWeights
     from rltop.engines.slime_router import SlimeRouter, Tell
 
 TURN_S = 1.0
@@ -38,6 +38,8 @@ WRITING_S = 180.0
 """A version on the disk that no engine holds is about to be pushed, if it was written to within this time."""
 FRESH_S = 15.0
 """After a push: the best moment for a restart, the next push is farthest away."""
+LOOK_S = 5.0
+"""An operator waits for the disk no longer than this."""
 BACK_S, BACK_TRIES = 0.2, 15
 """slime's router takes an engine back behind its answer; the next one leaves after that, or after these tries."""
 BASE = "default"
@@ -133,6 +135,10 @@ class SlimeTrainer:
         """How long the engine that came up last had not served."""
         self._disk = KeptWeights(Path(options.weights_dir)) if options.weights_dir else None
         self._kept: list[Kept] = []
+        self._looking: asyncio.Task[None] | None = None
+        """A look at the disk that goes on; one at a time, for it may hang."""
+        self._answers = True
+        """Whether the disk answered whoever asked last."""
         self._said = ""
         self._router: SlimeRouter | None = None
         if options.router:
@@ -229,15 +235,42 @@ class SlimeTrainer:
             if self._router is not None:
                 await self._router.close()
 
+    async def look(self) -> None:
+        """Look at the disk anew, for an answer that must not stand on a look of before the version that engines hold.
+        Where the disk does not answer, what was known last stays, and `refused` says so."""
+        if self._disk is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                if self._looking is not None:  # it may have begun before that version was there
+                    await asyncio.wait([self._looking])
+                await self._scan(self._disk)
+                self._answers = True
+                return
+        self._answers = False
+
+    async def _scan(self, disk: KeptWeights) -> None:
+        """One look, or the end of the one that goes on. Cancelled, it leaves that to whoever comes next."""
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._read(disk))
+            self._looking.add_done_callback(self._looked)
+        await asyncio.shield(self._looking)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+
+    async def _read(self, disk: KeptWeights) -> None:
+        try:
+            self._kept = await asyncio.to_thread(disk.scan)
+        except OSError as error:
+            self._kept = []
+            if self.version not in ("", BASE):  # slime makes it with its first version
+                self._once(f"weights_dir {disk.folder} cannot be read: {error.strerror or error}")
+
     async def turn(self) -> None:
         """One look at either."""
         if self._disk is not None:
-            try:
-                self._kept = await asyncio.to_thread(self._disk.scan)
-            except OSError as error:
-                self._kept = []
-                if self.version not in ("", BASE):  # slime makes it with its first version
-                    self._once(f"weights_dir {self._disk.folder} cannot be read: {error.strerror or error}")
+            await self._scan(self._disk)
         if not self._left and self._whole(self.version) is None:
             self.version = ""  # of engines that are gone, and nowhere to be had: slime pushes before its first rollout
         self._left = True
@@ -308,6 +341,12 @@ class SlimeTrainer:
             return Refused(code="bad-args", why=why, do=do)
         if self._whole(self.version) is not None:
             return None
+        if not self._answers:
+            why = (
+                f"{self.options.weights_dir} did not answer within {LOOK_S:.0f} s: whether it has weight version "
+                f"{self.version}, which a restarted engine must load, is not known"
+            )
+            return Refused(code="busy", why=why, do="ask again when it does")
         there = next((one for one in self._kept if one.version == self.version), None)
         name = f"weight_v{int(self.version):06d}" if self.version.isdigit() else self.version
         why = (

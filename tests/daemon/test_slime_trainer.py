@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rltop.daemon import slime_trainer
 from rltop.daemon.bisect import Bisections
+from rltop.daemon.commands import Actions, Commands
+from rltop.daemon.engine_commands import EngineCommands
 from rltop.daemon.engines import EngineOptions, Engines
 from rltop.daemon.slime_trainer import APART_S, FRESH_S, WRITING_S, SlimeOptions, SlimeTrainer
-from rltop.engines.requests import Refused, Required, Restart, SetToggles, Start, Stop
-from rltop.protocol.messages import Command, Rejected
-from tests.daemon.fake_fleet import make_fake
+from rltop.engines.kept_weights import Kept, KeptWeights
+from rltop.engines.requests import EngineSlot, Refused, Required, Restart, SetToggles, Start, Stop
+from rltop.protocol.messages import Accepted, Command, Rejected
+from tests.daemon.fake_fleet import FakeFleet, make_fake
 from tests.daemon.fakes import FakeCore
 from tests.engines.fake_slime_router import fake_slime_router
 from tests.engines.test_kept_weights import version
@@ -218,6 +224,80 @@ def test_a_restart_is_refused_while_the_disk_has_no_whole_copy(tmp_path: Path, c
     assert found is not None
     assert words in found.why
     assert "--update-weight-disk-keep-files" in found.do
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_version_pushed_since_the_last_look_at_the_disk_is_no_reason_to_refuse(
+    tmp_path: Path, dry_run: bool
+) -> None:
+    rig = Rig(tmp_path)
+    rig.up("default", "default")
+    await rig.slime.turn()
+    rig.kept(1)
+    rig.says("0", "HEALTHY", "1")
+    rig.says("1", "HEALTHY", "1")
+    found = rig.slime.refused(Restart(targets=("0",)))
+    assert found is not None, "the last look is of before"
+    assert "has no weight_v000001" in found.why
+
+    core = FakeCore()
+    options = EngineOptions.of({"engines": {"model_path": "/m", "count": 2}})
+    engines = Engines(core, options, run_dir=tmp_path, trainer_lives=lambda: False, make=make_fake())
+    assert isinstance(engines.fleet, FakeFleet)
+    engines.fleet.declare(EngineSlot(id="0"), "HEALTHY")
+    engines.slime = rig.slime
+    commands = Commands(core, _actions(EngineCommands(core.table, engines, _ask_nobody)), epoch="e1")
+    command = Command("engine-restart", "0", {}, dry_run=dry_run)
+    assert isinstance(await commands.take(command, "c-1", who="ana", role="control"), Accepted)
+    shutil.rmtree(rig.disk / "weight_v000001")
+    refused = await commands.take(command, "c-2", who="ana", role="control")
+    assert isinstance(refused, Rejected)
+    assert (refused.code, "has no weight_v000001" in refused.why) == ("bad-args", True)
+    await commands.finish()
+
+
+async def test_a_disk_that_does_not_answer_holds_up_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    rig.up("1", "1")
+    answers = threading.Event()
+
+    def hangs(disk: KeptWeights) -> list[Kept]:
+        answers.wait()
+        return []
+
+    monkeypatch.setattr(KeptWeights, "scan", hangs)
+    monkeypatch.setattr(slime_trainer, "LOOK_S", 0.0)
+    await rig.slime.look()
+    found = rig.slime.refused(Restart(targets=("0",)))
+    assert found is not None
+    assert (found.code, "did not answer" in found.why) == ("busy", True)
+    answers.set()
+    monkeypatch.undo()
+    rig.kept(1)
+    await rig.slime.look()
+    assert rig.slime.refused(Restart(targets=("0",))) is None
+
+
+def _actions(desk: EngineCommands) -> Actions:
+    async def done(stage: object = None) -> str:
+        return ""
+
+    async def committed() -> bool:
+        return True
+
+    return Actions(
+        stop_trainer=done,
+        shutdown=done,
+        trainer_running=lambda: False,
+        committed=committed,
+        mute=lambda check_id, reason, who, since: None,
+        unmute=lambda check_id: False,
+        engines=desk,
+    )
+
+
+async def _ask_nobody(url: str, action: str) -> str:
+    raise AssertionError("these engines are rltop's")
 
 
 def test_what_slime_does_meanwhile_is_said_before(tmp_path: Path) -> None:
