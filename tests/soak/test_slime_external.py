@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -26,11 +25,10 @@ from rltop.cli.main import main
 from rltop.runs import RunInfo, find_run
 from tests.daemon.util import Viewer
 from tests.engines.fake_slime_router import FakeSlimeRouter, fake_slime_router
+from tests.soak.slime_checkout import BASE, CHECKOUTS, PYTHON, needs
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
-CHECKOUTS = [one for one in os.environ.get("RLTOP_SLIME", "").split(os.pathsep) if one]
-PYTHON = os.environ.get("RLTOP_SLIME_PYTHON", sys.executable)
 DRIVE = Path(__file__).parent / "slime_external" / "drive.py"
 PATIENCE_S = 180.0
 BACK = ("HEALTHY", 3)
@@ -122,7 +120,8 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture(params=CHECKOUTS or [""])
 def slime(request: pytest.FixtureRequest) -> Iterator[Slime]:
     if not request.param:
-        pytest.skip("RLTOP_SLIME names no checkout of slime")
+        pytest.skip("NO SLIME HERE (RLTOP_SLIME=DIR of a checkout): it is NOT tested")
+    needs(*BASE)
     found = Slime(request.param)
     yield found
     found.process.kill()

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,10 @@ import pytest
 from rltop.cli.main import main
 from rltop.evidence.collect import collect
 from tests.daemon.util import Viewer, real_daemon
+from tests.soak.slime_checkout import BASE, PYTHON, ROLLOUT, everywhere, explained, needs
 
 pytestmark = pytest.mark.soak
 
-CHECKOUTS = [one for one in os.environ.get("RLTOP_SLIME", "").split(os.pathsep) if one]
-PYTHON = os.environ.get("RLTOP_SLIME_PYTHON", sys.executable)
-"""An interpreter with what slime imports (torch, ray, transformers, aiohttp, pillow, omegaconf, …)."""
 HERE = Path(__file__).parent / "slime_hooks"
 CONTRACTS = {
     "test_plugin_runtime_hook_contracts": {
@@ -40,7 +37,6 @@ CONTRACTS = {
     "test_plugin_generate_contracts": {},
     "test_plugin_path_loading_contracts": {},
 }
-everywhere = pytest.mark.parametrize("checkout", CHECKOUTS or [pytest.param("", marks=pytest.mark.skip("RLTOP_SLIME"))])
 
 
 def _run(checkout: str, *argv: str, ingest: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -54,21 +50,23 @@ def _run(checkout: str, *argv: str, ingest: str, **environ: str) -> subprocess.C
 @everywhere
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_slimes_own_contract_tests_pass(checkout: str, contract: str, tmp_path: Path) -> None:
+    needs(*(ROLLOUT if not CONTRACTS[contract] else BASE))
     flags = [word for pair in CONTRACTS[contract].items() for word in pair]
     ended = _run(
         checkout, f"tests/plugin_contracts/{contract}.py", *flags, "-q", ingest=f"ipc://{tmp_path}/nobody.sock"
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stdout + explained(ended.stderr)
     assert re.search(r"\d+ passed", ended.stdout)
     assert "failed" not in ended.stdout
 
 
 @everywhere
 def test_every_metric_arrives_and_the_printed_lines_say_the_same(checkout: str, tmp_path: Path) -> None:
+    needs(*BASE)
     sent = tmp_path / "sent.json"
     with real_daemon(tmp_path / "runs") as run, Viewer(run) as viewer:
         ended = _run(checkout, str(HERE / "drive.py"), str(sent), ingest=run.sockets["ingest"], RLTOP_RUN=run.name)
-        assert ended.returncode == 0, ended.stderr
+        assert ended.returncode == 0, explained(ended.stderr)
         viewer.hello()
         viewer.until_state(lambda state: state["run"]["state"] == "done" and state["metric/eval/aime-pass@2"])
         wanted = _by_step(json.loads(sent.read_text()))
@@ -117,10 +115,11 @@ print(json.dumps([config.total_num_gpus, model.update_weights, [group.overrides 
 
 @everywhere
 def test_slime_reads_the_groups_of_an_ab(checkout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs(*BASE)
     assert main(["slime-flags", "cuda_graph=off", "--ab", "8", "--gpus-per-engine", "2"]) == 0
     (tmp_path / "ab.yaml").write_text(capsys.readouterr().out)
     ended = _run(checkout, "-c", GROUPS, str(tmp_path / "ab.yaml"), ingest="")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, explained(ended.stderr)
     off = {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled", "model_path": "/m"}
     assert json.loads(ended.stdout) == [8, True, [{"model_path": "/m"}, off]]
 

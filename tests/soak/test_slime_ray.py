@@ -17,14 +17,13 @@ import pytest
 
 from rltop.integrations.preflight import HOOK
 from tests.daemon.util import Viewer, real_daemon
+from tests.soak.slime_checkout import BASE, PYTHON, everywhere, explained, needs
 
 pytestmark = [pytest.mark.soak, pytest.mark.train]
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent / "slime_hooks"
 FAKE = ROOT / "tests" / "integrations" / "fake_slime"
-CHECKOUTS = [one for one in os.environ.get("RLTOP_SLIME", "").split(os.pathsep) if one]
-PYTHON = os.environ.get("RLTOP_SLIME_PYTHON", sys.executable)
 JOB = """
 import json, os, sys
 import ray
@@ -125,8 +124,9 @@ def test_the_preflight_asks_a_worker(tmp_path: Path) -> None:
     assert "on another machine" in alone["problems"][0]
 
 
-@pytest.mark.parametrize("checkout", CHECKOUTS or [pytest.param("", marks=pytest.mark.skip("RLTOP_SLIME"))])
+@everywhere
 def test_an_override_reaches_one_engine_through_slimes_recovery(checkout: str, tmp_path: Path) -> None:
+    needs(*BASE)
     wish = tmp_path / "wish.json"
     with real_daemon(tmp_path / "runs") as run, Viewer(run) as viewer:
         more = {"RLTOP_INGEST": run.sockets["ingest"], "RLTOP_RUN": run.name, "RLTOP_SLIME_OVERRIDES": str(wish)}
@@ -138,7 +138,7 @@ def test_an_override_reaches_one_engine_through_slimes_recovery(checkout: str, t
             check=False,
             env=_environ(tmp_path, HERE, ROOT, checkout, **more),
         )
-        assert ended.returncode == 0, ended.stderr
+        assert ended.returncode == 0, explained(ended.stderr)
         told: dict[str, Any] = json.loads(ended.stdout)
         viewer.hello()
         viewer.until_event(kind="log", level="warn")

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.soak.slime_checkout import BASE, PYTHON, everywhere, explained, needs
+
 pytestmark = pytest.mark.soak
 
-CHECKOUTS = [one for one in os.environ.get("RLTOP_SLIME", "").split(os.pathsep) if one]
 SCRIPT = Path(__file__).parents[2] / "examples" / "slime_roundtrip.py"
 
 
-@pytest.mark.skipif(not CHECKOUTS, reason="RLTOP_SLIME names no checkout of slime")
-@pytest.mark.parametrize("checkout", CHECKOUTS)
+@everywhere
 def test_every_line_holds(checkout: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), "--slime", checkout], capture_output=True, text=True, timeout=900, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    needs(*BASE, "safetensors")
+    argv = [PYTHON, str(SCRIPT), "--slime", checkout]
+    env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False, env=env)
+    assert ended.returncode == 0, ended.stdout + explained(ended.stderr)
     assert " comparisons, 0 differ" in ended.stdout
