@@ -21,7 +21,8 @@ TIMEOUT_S = 120
 
 def run_ranks(layout: Layout, directory: Path, work: Work, *args: Any) -> list[Any]:
     """What `work` returned on every rank. Fails with the first traceback, and leaves no process behind."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.train.preload"])
     meeting = directory / "store"
     pipes, processes = [], []
     for rank in range(layout.world):
