@@ -397,6 +397,24 @@ def test_an_engine_that_worked_is_gone(events: list[LogEvent], status: str, reas
     assert (found.status, reason in found.cause) == (status, True), found
 
 
+def test_an_engine_that_dies_after_another_was_started_again_is_gone() -> None:
+    first = event("death", owner="engine", engine=2, pid=7, how="server")
+    later = event("death", owner="engine", engine=3, pid=9, how="watchdog")
+    events = [*served(), first, event("recovered", count=1), later]
+    found = verdict("engine.died", seen(*events))
+    assert (found.status, found.engine) == ("fail", 3)
+    assert "watchdog" in found.cause
+    assert found.cause.endswith("; engine 2 had died before and was started again.")
+    both = verdict("engine.died", seen(*events, event("recovered", count=1)))
+    assert (both.status, both.engine) == ("warn", 2), "the first one is the one to look at again"
+
+
+def test_an_engine_that_comes_up_beside_a_dead_one_does_not_stand_for_it() -> None:
+    died = event("death", owner="engine", engine=2, pid=7, how="server")
+    assert verdict("engine.died", seen(*served(), died, stage("ready", engine=3))).status == "fail"
+    assert verdict("engine.died", seen(*served(), died, stage("ready", engine=2))).status == "warn"
+
+
 def test_the_seconds_to_the_first_request_without_an_answer_are_told() -> None:
     events = [*served(), event("death", owner="engine", pid=7, how="server", time=50.0), unanswered(time=62.0)]
     assert verdict("engine.died", seen(*events)).value["seconds_to_first_503"] == 12.0

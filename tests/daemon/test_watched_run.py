@@ -117,6 +117,25 @@ async def test_the_timeline_of_a_run_with_a_garble_and_an_engine_that_dies(watch
     assert watched.core.table.get("run")["args"]["rollout_batch_size"] in (16, "16")
 
 
+async def test_a_death_and_its_recovery_that_are_read_at_once_are_both_told(watched: Watched) -> None:
+    """Of a log that comes late nobody has seen the moment in between: it is in the events."""
+    whole = text(Plan(rollouts=4, garbled_from=None, dies_in=1))
+    cut = whole.index("\n", whole.index("'train/step': 0}")) + 1
+    watched.write(whole[:cut])
+    await watched.turn()
+    assert watched.status("engine.died") == "pass"
+    watched.write(whole[cut:])
+    await watched.turn()
+    crashed, again = (event for event in watched.core.events("engine") if event.get("from"))
+    assert (crashed["level"], crashed["from"], crashed["to"]) == ("error", NAMED, "CRASHED")
+    assert "its health monitor killed it (train.log:" in crashed["text"]
+    assert (again["from"], again["to"]) == ("CRASHED", NAMED)
+    [verdict] = [event for event in watched.core.events("verdict") if event["id"] == "engine.died" and event["from"]]
+    assert (verdict["level"], verdict["from"], verdict["to"]) == ("warn", "pass", "warn")
+    assert "engine 2 died at" in verdict["text"]
+    assert "an engine was started again since" in verdict["text"]
+
+
 async def test_a_second_run_in_the_file_puts_away_the_verdicts_of_the_first(
     watched: Watched,
 ) -> None:

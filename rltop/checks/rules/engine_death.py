@@ -229,14 +229,14 @@ def _engine_s(event: LogEvent) -> bool:
 
 
 def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[LogEvent]) -> Verdict:
+    # One that nobody made good is worse than one that was there before it.
+    still = [event for event in deaths if not _started_since(obs, event)]
+    made_good = [event for event in deaths if still and event.order < still[0].order]
+    deaths = still or deaths
     # A kernel's log counts seconds since the boot: it says why, and the run's own log says when.
     first = next((event for event in deaths if _on_the_clock(event)), deaths[0])
     reason, place, sure = _reason(obs, first)
-    recovered = [
-        e
-        for e in of_kind(obs, "recovered", "engine_stage")
-        if e.order > first.order and ((whole(e, "count") or 0) > 0 or word(e, "stage") == "ready")
-    ]
+    recovered = _started_since(obs, first)
     status: Status = "warn" if recovered else "fail"
     gap = next((e.time - first.time for e in unanswered if e.time and first.time and e.order > first.order), None)
     rollouts, newest = _rollouts(obs, first)
@@ -250,10 +250,11 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
     cause += f"; by then {count(rollouts, 'rollout')} had been made" if rollouts else ""
     cause += f"; the newest rollout by then was {newest}" if newest is not None else ""
     cause += "; an engine was started again since" if recovered else ""
+    cause += f"; {_name(made_good[0])} had died before and was started again" if made_good else ""
     known = match(obs, place, message_only=place.kind != "ima") if place else ()
     evidence: list[Evidence] = [of_event(first)]
     evidence += [of_event(place)] if place else []
-    evidence += [of_event(e) for e in unanswered[:1]] + [of_event(e) for e in recovered[:1]]
+    evidence += [of_event(e) for e in (*unanswered[:1], *recovered[:1], *made_good[:1])]
     return Verdict(
         DIED,
         status,
@@ -274,6 +275,18 @@ def _died(obs: Observations, deaths: Sequence[LogEvent], unanswered: Sequence[Lo
         advice=(*_died_advice(reason), *(crash.advice() for crash in known), *((DEDUP,) if first.repeated else ())),
         confidence=sure,
     )
+
+
+def _started_since(obs: Observations, death: LogEvent) -> list[LogEvent]:
+    """Lines after a death which say that dead engines, or an engine that may be this one, were started."""
+
+    def may_be(event: LogEvent) -> bool:
+        if event.kind == "recovered":
+            return (whole(event, "count") or 0) > 0
+        other = event.engine is not None and death.engine is not None and event.engine != death.engine
+        return word(event, "stage") == "ready" and not other
+
+    return [e for e in of_kind(obs, "recovered", "engine_stage") if e.order > death.order and may_be(e)]
 
 
 def _rollouts(obs: Observations, death: LogEvent) -> tuple[int, int | None]:
