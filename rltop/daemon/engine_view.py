@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rltop.engines.health import DYING
+from rltop.engines.states import DYING
 
 if TYPE_CHECKING:
     from rltop.engines.requests import Required

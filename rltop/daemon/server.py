@@ -69,6 +69,7 @@ BURST_S = 0.01
 MAX_PENDING = 256
 """Requests of all clients that are being answered at once."""
 TICK_S = 1.0
+HANDSHAKE_MS = 5_000
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 15_000
 _SOCKET: Mapping[Role, str] = {"view": "view", "control": "ctl"}
@@ -166,7 +167,7 @@ class Server:
             self._sockets[name] = socket
             socket.linger = 0
             socket.maxmsgsize = MAX_MESSAGE_BYTES
-            socket.handshake_ivl = HEARTBEAT_MS
+            socket.handshake_ivl = HANDSHAKE_MS
             if name == "ingest":
                 # No heartbeats: at its mark a connection is not read, the answers in it neither, and ZeroMQ would hang
                 # up on the producer and lose what is on its way. A unix socket says itself that its other end is gone.

@@ -27,6 +27,7 @@ from rltop.engines.crash import Stage
 from rltop.engines.launcher import Look
 from rltop.engines.log import EngineLog, LogNews, NewsKind
 from rltop.engines.scrape import EngineStats
+from rltop.engines.states import DYING
 
 State = Literal["healthy", "suspect", "hung", "dead"]
 IDLE_REFRESH_S = 35.0
@@ -51,10 +52,6 @@ class Phase(StrEnum):
     """A weight update, or a pause that somebody asked for."""
     RELEASED = "released"
     """Its memory is with the trainer: a request would kill it."""
-
-
-DYING = "it is dying: "
-"""Before the line of the log that says so: what is known of a crash until the process has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+DYING = "it is dying: "
+"""Before the line of the log that says so: what is known of a crash until the process has ended."""
+
 
 class State(StrEnum):
     """Where a slot is in its life."""

@@ -42,8 +42,8 @@ POLICY = FleetPolicy(
     flap_crashes=99,
     keep_serving=0,
 )
-SCALE = 60.0
-"""A second of clock is a minute of exposure."""
+SCALE = 120.0
+"""A second of clock is two minutes of exposure."""
 PATIENCE_S = 240.0
 LONG_S = 1800.0
 """For a whole bisection on a busy machine, or with engines that import torch."""

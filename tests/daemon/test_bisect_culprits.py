@@ -101,7 +101,7 @@ async def test_every_culprit_is_named(tmp_path: Path) -> None:
 
     async def one(name: str, case: Case, seed: int) -> str:
         async with room:
-            cell = await found(tmp_path / f"{name}-{seed}", case, seed=seed, time_scale=2 * SCALE)
+            cell = await found(tmp_path / f"{name}-{seed}", case, seed=seed)
         return "" if right(cell, case) else f"{name}, seed {seed}: {cell['state']}: {cell['verdict']}"
 
     cases = sorted(CASES.items(), key=lambda item: -len(item[1].culprit))  # the long ones first
@@ -148,7 +148,7 @@ def test_a_killed_daemon_is_gone_on_with(tmp_path: Path) -> None:
         with Viewer(run, "control") as viewer:
             viewer.hello()
             until_crash(run, viewer)
-            args = {"toggles": list(TOGGLES), "time_scale": 2 * SCALE, "mode": "exclusive"}
+            args = {"toggles": list(TOGGLES), "time_scale": SCALE, "mode": "exclusive"}
             answer = viewer.command("bisect-start", args=args, reason="ticket 7")
             assert isinstance(answer, Accepted), answer
             viewer.until_state(lambda state: _tried(state) >= 1, patience_s=60)
@@ -205,7 +205,7 @@ async def test_nineteen_of_twenty_on_the_cpu_engine(tmp_path: Path, name: str) -
             folder.mkdir()
             make_tiny_model(folder / "model", TinyModelConfig(seed=1))
             try:
-                cell = await found(folder, case, seed=seed, kind="cpu", engines=2, time_scale=SCALE / 4)
+                cell = await found(folder, case, seed=seed, kind="cpu", engines=2, time_scale=SCALE / 8)
             except (AssertionError, OSError) as error:  # the others go on
                 print(seed, "FAILED", error, flush=True)
                 return False
