@@ -24,6 +24,7 @@ from rltop.integrations.slime_patches import (
     picker,
     rollout_metrics,
     scoped,
+    timer_patch,
     train_metrics,
     train_step,
     version_of,
@@ -72,11 +73,9 @@ class RelaxAttachment(Attachment):
         # The actor's own times have the same names.
         return f"perf/{role}/{name.removeprefix('perf/')}" if role in FORWARD and name.startswith("perf/") else name
 
-    @guarded
-    def relax_timer(self, name: str, edge: str, elapsed_s: float | None = None) -> None:
-        """One of Relax's timers starts or ends. Of many ranks only the one that logs tells it."""
-        if self.active and (phase := _TIMERS.get(name)) is not None and self.is_main():
-            self.phase(self.role or "trainer", phase, edge, elapsed_s)
+    def phase_of(self, name: str) -> str | None:
+        """Of a timer that is a phase; those of single micro-batches are not."""
+        return _TIMERS.get(name)
 
 
 def patches(attachment: RelaxAttachment) -> dict[str, Patch]:
@@ -85,7 +84,7 @@ def patches(attachment: RelaxAttachment) -> dict[str, Patch]:
     megatron = "relax.backends.megatron"
     return {
         "relax.utils.tracking_utils": wrapping(a, {"log": log_metrics}),
-        "relax.utils.timer": lambda module: _timer(module, a),
+        "relax.utils.timer": lambda module: timer_patch(module, a),
         "relax.distributed.ray.rollout": wrapping(
             a, {"_log_rollout_data": rollout_metrics, "_log_eval_rollout_data": scoped}
         ),
@@ -95,34 +94,6 @@ def patches(attachment: RelaxAttachment) -> dict[str, Patch]:
         "relax.utils.training.train_metric_utils": wrapping(a, {"log_perf_data_raw": scoped}),
         "relax.backends.sglang.sglang_engine": lambda module: engine_patch(module, a),
     }
-
-
-def _timer(module: ModuleType, a: RelaxAttachment) -> None:
-    cls = getattr(module, "Timer", None)
-    running: dict[str, Clock] = {}
-
-    def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        return str(args[1] if len(args) > 1 else kwargs.get("name"))
-
-    def start(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = original(*args, **kwargs)
-        name = name_of(args, kwargs)
-        if name in _TIMERS:
-            running[name] = Clock()
-            a.relax_timer(name, "enter")
-        return result
-
-    def end(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = original(*args, **kwargs)
-        name = name_of(args, kwargs)
-        if name in _TIMERS:
-            clock = running.pop(name, None)
-            a.relax_timer(name, "leave", None if clock is None else clock.seconds)
-        return result
-
-    if cls is not None:
-        wrap(cls, "start", start)
-        wrap(cls, "end", end)
 
 
 def _actor(module: ModuleType, a: RelaxAttachment) -> None:

@@ -211,10 +211,14 @@ class Attachment:
 
     @guarded
     def timer(self, name: str, edge: str, elapsed_s: float | None = None) -> None:
-        """One of slime's timers starts or ends. Of many ranks only the one that logs tells it."""
-        phase = _PHASES.get(name, name)
+        """One of the framework's timers starts or ends. Of many ranks only the one that logs tells it."""
+        phase = self.phase_of(name)
         if self.active and phase is not None and self.is_main():
             self.phase(self.role or "trainer", phase, edge, elapsed_s)
+
+    def phase_of(self, name: str) -> str | None:
+        """The phase that is told for a timer of the framework's; None: none is."""
+        return _PHASES.get(name, name)
 
     def phase(self, role: str, name: str, edge: str, elapsed_s: float | None = None) -> None:
         """An edge of a phase."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -45,7 +44,7 @@ def patches(attachment: Attachment) -> dict[str, Patch]:
     for name in LOGGING:
         table[name] = wrapping(a, {"log": log_metrics, "finish_tracking": _finish})
     for name in _TIMER:
-        table[name] = lambda module: _timer(module, a)
+        table[name] = lambda module: timer_patch(module, a)
     for name in _ROLLOUT_METRICS:
         table[name] = wrapping(a, {"log_rollout_data": rollout_metrics, "log_eval_rollout_data": scoped})
     for name in _TRAIN_METRICS:
@@ -201,24 +200,28 @@ def train_step(function: Any, a: Attachment) -> Around:
     return around
 
 
-def _timer(module: ModuleType, a: Attachment) -> None:
+def timer_patch(module: ModuleType, a: Attachment) -> None:
+    """Its timers are phases. How long one ran is ours to tell: what the class keeps of it is its own affair."""
     cls = getattr(module, "Timer", None)
+    running: dict[str, Clock] = {}
 
-    def start(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = original(*args, **kwargs)
-        a.timer(str(args[1] if len(args) > 1 else kwargs.get("name")), "enter")
-        return result
+    def edge(word: str) -> Around:
+        def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = original(*args, **kwargs)
+            name = str(args[1] if len(args) > 1 else kwargs.get("name"))
+            if a.phase_of(name) is None:
+                return result
+            if word == "enter":
+                running[name] = Clock()
+            clock = running.pop(name, None) if word == "leave" else None
+            a.timer(name, word, None if clock is None else clock.seconds)
+            return result
 
-    def end(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = str(args[1] if len(args) > 1 else kwargs.get("name"))
-        began = getattr(args[0], "start_time", {}).get(name)
-        result = original(*args, **kwargs)
-        a.timer(name, "leave", None if began is None else max(0.0, time.time() - began))
-        return result
+        return around
 
     if cls is not None:
-        wrap(cls, "start", start)
-        wrap(cls, "end", end)
+        wrap(cls, "start", edge("enter"))
+        wrap(cls, "end", edge("leave"))
 
 
 def _actor(module: ModuleType, a: Attachment) -> None:

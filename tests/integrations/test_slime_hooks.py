@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rltop.integrations import relax, slime
 from tests.integrations.listener import listening, python
 
 DRIVE = Path(__file__).parent / "fake_slime" / "drive.py"
@@ -163,6 +165,37 @@ assert hooks.attach().errors == 0, hooks.attach().last_error
 """
     ended = python(script, ingest=f"ipc://{tmp_path}/nobody.sock")
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("framework", ["slime", "relax"])
+def test_a_module_that_cannot_be_changed_is_told(tmp_path: Path, framework: str) -> None:
+    script = f"""
+import sys, types
+class Sealed(type):
+    def __setattr__(cls, name, value):
+        raise TypeError("sealed")
+class Timer(metaclass=Sealed):
+    def start(self, name): pass
+    def end(self, name): pass
+name = "{framework}.utils.timer"
+sys.modules[name] = types.ModuleType(name)
+sys.modules[name].Timer = Timer
+import rltop.integrations.{framework} as hooks
+assert hooks.attach().errors == 0
+hooks.attach().settle()
+"""
+    with listening(tmp_path) as listener:
+        ended = python(script, ingest=listener.address, RLTOP_RUN="r-1")
+        assert ended.returncode == 0, ended.stderr
+        [told] = [r["payload"] for r in listener.take() if r["kind"] == "log"]
+    assert told["level"] == "warn"
+    assert told["text"].startswith(f"{framework}.utils.timer is not as it was known and is left alone: TypeError")
+
+
+def test_a_hook_inside_a_function_that_travels_is_that_of_the_other_process() -> None:
+    for hooks in (slime, relax):
+        assert pickle.loads(pickle.dumps(hooks.log_rollout_data)) == hooks.log_rollout_data
+        assert pickle.loads(pickle.dumps(hooks.HOOKS)) is hooks.HOOKS
 
 
 def test_a_setup_hook_that_was_there_runs_and_may_raise(tmp_path: Path) -> None:
