@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rltop.engines.client import EngineClient
 from rltop.train.arguments import TrainConfig
@@ -22,7 +22,9 @@ from rltop.train.trainer_actor import TrainActor
 PUSHES = 5
 TURNS = 3
 STEPS = 9
-KERNELS = 14
+KERNELS, KERNEL_NAME = 40, 240
+"""How many kernels of a step are told, and how much of a name: torch's elementwise kernels differ in their functor
+only, which comes late in it."""
 AS_WE_ASK = ("--return-logprob", "--disable-stream", "--disable-ignore-eos")
 """What makes `sglang.bench_serving` ask as the trainer's client does: log-probs, whole answers, an end at EOS."""
 
@@ -199,31 +201,51 @@ def _steps(config: TrainConfig, trainer: TrainActor) -> dict[str, Any]:
             _settle(torch)
             if turn:  # the first of each compiles and allocates
                 timed[name].append(time.monotonic() - began)
-    kernels = {"bare": _kernels(torch, bare), "ours": _kernels(torch, ours)}
-    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    profiles = {"bare": _profile(torch, bare), "ours": _profile(torch, ours)}
     ratio = statistics.median(timed["ours"]) / statistics.median(timed["bare"])
     tokens = sum(micro.tokens.numel() for micro in batches)
     return timed | {
         "ratio": ratio,
         "micro_batches": len(batches),
         "tokens": tokens,
-        "peak_gib": peak,
-        "kernels": kernels,
+        "peak_gib": {name: profile.peak_gib for name, profile in profiles.items()},
+        "gpu_ms": {name: profile.milliseconds for name, profile in profiles.items()},
+        "kernels": {name: profile.kernels for name, profile in profiles.items()},
     }
 
 
-def _kernels(torch: Any, work: Callable[[], None]) -> list[tuple[str, float, int]]:
-    """Where one step's time on the GPU goes: kernel, milliseconds, launches; the longest first."""
+class Profile(NamedTuple):
+    """Where one step's time on the GPU goes, and how much memory torch held at most. Kernels that run beside each other
+    both count."""
+
+    milliseconds: float
+    peak_gib: float
+    kernels: list[tuple[str, float, int]]
+    """Name, milliseconds, launches; the longest first."""
+
+
+def _profile(torch: Any, work: Callable[[], None]) -> Profile:
     if not torch.cuda.is_available():
-        return []
+        return Profile(0.0, 0.0, [])
+    torch.cuda.reset_peak_memory_stats()
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
             work()
             torch.cuda.synchronize()
     except RuntimeError as error:  # a machine that lets nobody profile: the times above stand all the same
-        return [(f"no profile: {error}"[:200], 0.0, 0)]
+        return Profile(0.0, 0.0, [(f"no profile: {error}"[:200], 0.0, 0)])
+    peak = torch.cuda.max_memory_allocated() / 2**30
     rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
-    return [(row.key[:90], round(row.self_device_time_total / 1000, 2), row.count) for row in rows[:KERNELS]]
+    total = sum(row.self_device_time_total for row in rows) / 1000
+    told = [(_name(row.key), round(row.self_device_time_total / 1000, 2), row.count) for row in rows[:KERNELS]]
+    return Profile(round(total, 2), round(peak, 3), told)
+
+
+def _name(kernel: str) -> str:
+    """A kernel's name without the namespaces that all have."""
+    for prefix in ("void ", "at::native::", "(anonymous namespace)::"):
+        kernel = kernel.replace(prefix, "")
+    return kernel[:KERNEL_NAME]
 
 
 def _settle(torch: Any) -> None:

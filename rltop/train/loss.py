@@ -1,4 +1,4 @@
-"""The GRPO loss, in plain torch: advantages, clipped surrogate, KL estimators, entropy, and how tokens are averaged.
+"""The GRPO loss, in plain torch: advantages, clipped surrogate, KL estimators, and how tokens are averaged.
 
 Names, signs and defaults of the metrics are slime's, so that a number here means what it means in a slime run. All
 log-probs are natural logarithms of the distribution that was sampled from, that is of logits divided by the rollout
@@ -79,25 +79,6 @@ def group_advantages(rewards: Sequence[float], group_size: int, *, divide_by_std
             scale = math.sqrt(sum(value * value for value in centred) / (group_size - 1)) + STD_EPSILON
         advantages += [value / scale for value in centred]
     return advantages
-
-
-def token_log_probs(
-    logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = True
-) -> tuple[Tensor, Tensor]:
-    """`logits [tokens, vocabulary]`, `targets [tokens]` -> log-probs of the targets and entropy (nats), `[tokens]`.
-
-    In fp32 whatever the logits are in: a sum over a vocabulary of bf16 numbers is no log-prob. Without
-    `entropy_gradient` the entropy is a measurement: with a large vocabulary its graph would be most of the memory.
-    """
-    if temperature == 1.0:
-        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-    else:
-        log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    if entropy_gradient:
-        return chosen, -(log_probs.exp() * log_probs).sum(dim=-1)
-    measured = log_probs.detach()
-    return chosen, -measured.exp().mul_(measured).sum(dim=-1)
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tensor:

@@ -48,7 +48,9 @@ def test_padding_positions_mask_and_targets() -> None:
     assert micro.tokens.tolist() == [[4, 5, 6, 7], [1, 2, 3, 0]]
     assert micro.positions.tolist() == [[0, 1, 2, 3]] * 2
     assert micro.mask[0, 0].tolist() == [[column > row for column in range(4)] for row in range(4)]
-    # Row 1 of sample 1 predicts its token 2, row 2 its token 3; row 1 of sample 0 (flat row 5) predicts its token 2.
-    assert micro.predicted_by.tolist() == [1, 2, 5]
+    # Position 1 of sample 1 predicts its token 2, position 2 its token 3; position 1 of sample 0 predicts its token 2.
+    # Rows are position * 2 + place in the micro-batch.
+    assert micro.predicted_by.tolist() == [2, 4, 3]
+    assert micro.span == (2, 6)
     assert micro.targets.tolist() == [6, 7, 3]
     assert micro.sizes == (2, 1)

@@ -19,10 +19,8 @@ from rltop.train.loss import (
     group_advantages,
     kl_estimate,
     policy_loss,
-    token_log_probs,
     token_weights,
 )
-from rltop.train.megatron.vocab_parallel import rows_of
 
 pytestmark = pytest.mark.train
 
@@ -82,23 +80,6 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(group: list[in
 def test_rewards_that_do_not_divide_are_refused(size: int) -> None:
     with pytest.raises(RltopError, match="do not divide"):
         group_advantages([1, 2, 3, 4], size)
-
-
-# --- log-probs and entropy ---
-
-
-def test_log_probs_and_entropy_worked_out_by_hand() -> None:
-    logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])
-    chosen, entropy = token_log_probs(logits, torch.tensor([0, 1]), temperature=1.0)
-    assert chosen.tolist() == pytest.approx([math.log(0.75), math.log(0.5)])
-    assert entropy.tolist() == pytest.approx([-0.75 * math.log(0.75) - 0.25 * math.log(0.25), math.log(2)])
-
-
-def test_the_temperature_divides_the_logits() -> None:
-    logits, target = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0])
-    hot, _ = token_log_probs(logits, target, temperature=2.0)
-    halved, _ = token_log_probs(logits / 2, target, temperature=1.0)
-    assert torch.equal(hot, halved)
 
 
 # --- KL ---
@@ -239,23 +220,3 @@ def test_settings_that_cannot_work_are_refused() -> None:
         LossConfig(kl_loss_type="k4")  # type: ignore[arg-type]  # what a command line may hand over
     with pytest.raises(RltopError, match="clip range"):
         LossConfig(eps_clip=1.0)
-
-
-def test_an_entropy_without_gradient_is_the_same_number_and_costs_the_loss_nothing() -> None:
-    logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    targets = torch.tensor([0, 3, 10, 2, 2])
-    chosen, entropy = token_log_probs(logits, targets, 0.7)
-    again, measured = token_log_probs(logits, targets, 0.7, entropy_gradient=False)
-    assert torch.equal(chosen, again)
-    assert torch.equal(entropy, measured)
-    assert not measured.requires_grad
-    half, _ = token_log_probs(logits.bfloat16(), targets, 1.0)
-    assert half.dtype == torch.float32
-
-
-def test_rows_that_come_once_have_the_gradient_of_an_index() -> None:
-    whole = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    index, weight = torch.tensor([4, 0, 3]), torch.arange(12.0).view(3, 4)
-    (wanted,) = torch.autograd.grad((whole[index] * weight).sum(), whole)
-    (found,) = torch.autograd.grad((rows_of(whole, index) * weight).sum(), whole)
-    assert torch.equal(found, wanted)

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from rltop.engines.weights import digest_tensors
 from rltop.train.layout import Layout, Place
-from rltop.train.loss import LossConfig, token_log_probs
+from rltop.train.log_probs import token_log_probs
+from rltop.train.loss import LossConfig
 from rltop.train.megatron.backend import BackendConfig, MegatronBackend
 from rltop.train.megatron.batching import TokenSample, TrainSample
 from rltop.train.megatron.ranks import Ranks

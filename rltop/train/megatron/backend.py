@@ -26,6 +26,7 @@ from torch import Tensor
 from rltop.errors import RltopError
 from rltop.train.inject import Fault, active, perturb, poison
 from rltop.train.layout import Divisible, Layout, Place, balanced, check_layout
+from rltop.train.log_probs import Entropy
 from rltop.train.loss import LossConfig, policy_loss, token_weights
 from rltop.train.megatron.batching import (
     HasTokens,
@@ -47,19 +48,20 @@ from rltop.train.megatron.model import (
     local_weights,
     put_weights,
     refuse_on_cpu,
+    scored,
     transformer_engine,
     wrap_ddp,
 )
 from rltop.train.megatron.ranks import join_ranks
 from rltop.train.megatron.terms import flat, token_terms
-from rltop.train.megatron.vocab_parallel import rows_of, sharded_log_probs
+from rltop.train.megatron.vocab_parallel import scores
 from rltop.train.offload import Offload, Part
 from rltop.train.resume import Checkpoint
 
 _log = logging.getLogger(__name__)
 
-MicroLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
-"""(micro-batch, log-probs, entropy) -> (its share of the step's loss, its shares of the metrics)."""
+MicroLoss = Callable[[MicroBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""(micro-batch, what `scores` says of it) -> (its share of the step's loss, its shares of the metrics)."""
 
 
 class Forward(NamedTuple):
@@ -254,9 +256,10 @@ class MegatronBackend:
 
         mine: dict[int, Tensor] = {}
 
-        def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def micro_loss(micro: MicroBatch, seen: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            log_probs, entropy = seen.unbind()
             if capture is not None:
-                both = torch.stack([log_probs, entropy]).detach().cpu()
+                both = seen.detach().cpu()
                 mine.update(zip(micro.samples, torch.split(both, list(micro.sizes), dim=1), strict=True))
             terms = token_terms(
                 [samples[index] for index in micro.samples], [weights[index] for index in micro.samples], self._device
@@ -265,8 +268,8 @@ class MegatronBackend:
             return share * scale, metrics | {"loss": metrics["loss"] * scale}
 
         self._set_lr(self._optimizer, self.config.lr * min(1.0, (self._steps + 1) / (self.config.lr_warmup_steps + 1)))
-        entropy_gradient = loss.entropy_coef != 0
-        metrics = self._backward(batches, micro_loss, self._optimizer, entropy_gradient=entropy_gradient)
+        entropy: Entropy = "trained" if loss.entropy_coef else "measured"
+        metrics = self._backward(batches, micro_loss, self._optimizer, entropy=entropy)
         if active(self._faults, "nan-grad", rollout) and not self._nan_planted:
             poison(_gradients(self._model))
             self._nan_planted = True
@@ -312,9 +315,9 @@ class MegatronBackend:
         masks = [mask_of(sample) for sample in batch]
         weights = token_weights(masks, per_token=True, total=max(1, sum(map(sum, masks))))
 
-        def micro_loss(micro: MicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def micro_loss(micro: MicroBatch, seen: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             weight = flat([weights[index] for index in micro.samples], self._device)
-            loss = -(log_probs * weight).sum()
+            loss = -(seen[0] * weight).sum()
             return loss, {"loss": loss.detach()}
 
         metrics = self._backward(self._micro_batches(batch), micro_loss, self._cold_optimizer)
@@ -396,7 +399,7 @@ class MegatronBackend:
         return token_weights(masks, per_token=per_token, total=total)
 
     def _forward(
-        self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None, *, entropy_gradient: bool = False
+        self, batches: Sequence[MicroBatch], micro_loss: MicroLoss | None, *, entropy: Entropy = "none"
     ) -> list[Any]:
         """Run Megatron's schedule. Without `micro_loss`: forward only, returns the log-probs per micro-batch.
 
@@ -408,24 +411,21 @@ class MegatronBackend:
 
         def forward_step(iterator: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             micro = next(iterator)
-            logits = model(micro.tokens, micro.positions, micro.mask)
+
+            def score(logits: Tensor) -> Tensor:
+                settings: dict[str, Any] = {"ranks": self.ranks, "vocab_size": self.shape.vocab_size}
+                return scores(logits, micro, self.config.temperature, **settings, entropy=entropy)
+
+            with scored(self._model, score):
+                seen = model(micro.tokens, micro.positions, micro.mask, labels=micro.targets)
 
             def finish(output: Tensor, non_loss_data: bool = False) -> Any:
-                rows = rows_of(output.reshape(-1, output.shape[-1]), micro.predicted_by)
-                log_probs, entropy = sharded_log_probs(
-                    rows,
-                    micro.targets,
-                    self.config.temperature,
-                    ranks=self.ranks,
-                    vocab_size=self.shape.vocab_size,
-                    entropy_gradient=entropy_gradient,
-                )
                 if micro_loss is None or non_loss_data:
-                    return log_probs
-                loss, metrics = micro_loss(micro, log_probs, entropy)
+                    return output[0]
+                loss, metrics = micro_loss(micro, output)
                 return loss * parts, metrics
 
-            return logits, finish
+            return seen, finish
 
         with quietly("megatron"):
             result: list[Any] = self._megatron.forward_backward()(
@@ -441,13 +441,13 @@ class MegatronBackend:
         return result
 
     def _backward(
-        self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any, *, entropy_gradient: bool = False
+        self, batches: Sequence[MicroBatch], micro_loss: MicroLoss, optimizer: Any, *, entropy: Entropy = "none"
     ) -> dict[str, float]:
         """Put the step's gradient into Megatron's buffer; returns the metrics, summed over all micro-batches."""
         ddp: Any = self._ddp
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
-        shares = self._forward(batches, micro_loss, entropy_gradient=entropy_gradient)
+        shares = self._forward(batches, micro_loss, entropy=entropy)
         mine = {name: sum(share[name].item() for share in shares) for name in shares[0]} if shares else {}
         return self.ranks.from_last_stage(self.ranks.sum_over_replicas(mine))
 

@@ -76,7 +76,10 @@ class MicroBatch:
     mask: Tensor
     """`[1, 1, length, length]` bool, True = must not look (Megatron's convention)."""
     predicted_by: Tensor
-    """`[response tokens]` int64: the row of the logits, as `[batch * length, vocabulary]`, that predicts each."""
+    """`[response tokens]` int64: the row of the logits, as `[length * batch, vocabulary]` (Megatron's order), that
+    predicts each."""
+    span: tuple[int, int]
+    """First of these rows, and one past the last; all samples' rows of these positions lie between."""
     targets: Tensor
     """`[response tokens]` int64."""
     sizes: tuple[int, ...]
@@ -110,15 +113,20 @@ def collate(samples: Sequence[HasTokens], chosen: tuple[int, ...], device: torch
     rows = [torch.frombuffer(array("q", samples[index].tokens), dtype=torch.long) for index in chosen]
     sizes = tuple(samples[index].response_length for index in chosen)
     length = max(map(len, rows))
-    firsts = [at * length + len(row) - size - 1 for at, (row, size) in enumerate(zip(rows, sizes, strict=True))]
+    batch = len(chosen)
+    firsts = [len(row) - size - 1 for row, size in zip(rows, sizes, strict=True)]
     return MicroBatch(
         samples=chosen,
         tokens=pad_sequence(rows, batch_first=True).to(device),
         positions=torch.arange(length, device=device).expand(len(chosen), length),
         mask=torch.ones(length, length, dtype=torch.bool, device=device).triu(1)[None, None],
         predicted_by=torch.cat(
-            [torch.arange(first, first + size) for first, size in zip(firsts, sizes, strict=True)]
+            [
+                torch.arange(first, first + size) * batch + at
+                for at, (first, size) in enumerate(zip(firsts, sizes, strict=True))
+            ]
         ).to(device),
+        span=(min(firsts) * batch, (max(map(len, rows)) - 1) * batch),
         targets=torch.cat([row[-size:] for row, size in zip(rows, sizes, strict=True)]).to(device),
         sizes=sizes,
     )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,6 +150,21 @@ def wrap_ddp(megatron: Megatron, model: torch.nn.Module) -> torch.nn.Module:
         module=model,
     )
     return wrapped
+
+
+@contextmanager
+def scored(model: Any, score: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside, the last stage's `model(..., labels=...)` returns `score(logits)`, logits being what its output layer
+    gives: `[length, batch, vocabulary / ranks]`.
+
+    Without labels `GPTModel` returns a transposed copy of them, and the gradient is copied back: a twentieth of a train
+    step where the vocabulary is large. Its own loss sees no copy, so the score stands in its place for one forward.
+    """
+    model.compute_language_model_loss = lambda _labels, logits: score(logits)
+    try:
+        yield
+    finally:
+        del model.compute_language_model_loss
 
 
 def config_of(model: Any) -> Any:

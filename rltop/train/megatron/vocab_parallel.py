@@ -1,4 +1,4 @@
-"""Log-probs and entropy of logits whose vocabulary is split over the tensor parallel ranks.
+"""Log-probs and entropy of a micro-batch's logits, whose vocabulary may be split over the tensor parallel ranks.
 
 No rank ever holds a whole row: three numbers per token travel instead (maximum, sum of exponentials, and the target's
 logit), plus one for the entropy. That is Megatron-LM's vocab-parallel cross entropy, written for log-probs. With one
@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from rltop.train.loss import token_log_probs
+from rltop.train.log_probs import Entropy, token_log_probs
+from rltop.train.megatron.batching import MicroBatch
 from rltop.train.megatron.ranks import Ranks
+
+DENSE = 2
+"""Rows in a span per row that is wanted, up to which all of them are computed: reading a row that nobody wants costs
+less than copying one that is wanted there and its gradient back."""
 
 
 class _Sum(torch.autograd.Function):
@@ -49,9 +54,30 @@ class _Rows(torch.autograd.Function):
 
 
 def rows_of(whole: Tensor, index: Tensor) -> Tensor:
-    """`whole [rows, vocabulary]`, `index [tokens]` without repetition -> `[tokens, vocabulary]`."""
+    """`whole [rows, ...]`, `index [tokens]` without repetition -> `[tokens, ...]`."""
     rows: Tensor = _Rows.apply(whole, index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return rows
+
+
+def scores(
+    logits: Tensor, micro: MicroBatch, temperature: float, *, ranks: Ranks, vocab_size: int, entropy: Entropy
+) -> Tensor:
+    """`logits [length, batch, vocabulary / ranks]` as Megatron's output layer leaves them -> `[2, tokens]` fp32: the
+    response tokens' log-probs and entropies (nats), in the order of the samples. `[1, tokens]` without entropies."""
+    flat = logits.reshape(-1, logits.shape[-1])
+    first, last = micro.span
+    found: tuple[Tensor, ...]
+    if ranks.place.layout.tensor > 1:
+        rows = rows_of(flat, micro.predicted_by)
+        found = sharded_log_probs(rows, micro.targets, temperature, ranks=ranks, vocab_size=vocab_size, entropy=entropy)
+    elif last - first <= DENSE * len(micro.targets):
+        at = micro.predicted_by - first
+        targets = micro.targets.new_zeros(last - first).scatter_(0, at, micro.targets)
+        every = token_log_probs(flat, targets, temperature, rows=slice(first, last), entropy=entropy)
+        found = tuple(rows_of(one, at) for one in every[: 1 if entropy == "none" else 2])
+    else:
+        found = token_log_probs(flat, micro.targets, temperature, rows=micro.predicted_by, entropy=entropy)
+    return torch.stack(found[:1] if entropy == "none" else found)
 
 
 def sharded_log_probs(
@@ -61,16 +87,14 @@ def sharded_log_probs(
     *,
     ranks: Ranks,
     vocab_size: int,
-    entropy_gradient: bool = True,
+    entropy: Entropy = "trained",
 ) -> tuple[Tensor, Tensor]:
     """`logits [tokens, vocabulary / ranks]`, `targets [tokens]` -> log-probs and entropy (nats), `[tokens]`.
 
-    All ranks get the same.
+    All ranks get the same. An entropy of kind "none" is empty.
 
     Columns from `vocab_size` on are padding that makes the vocabulary divide; they have probability 0.
     """
-    if ranks.place.layout.tensor == 1:
-        return token_log_probs(logits, targets, temperature, entropy_gradient=entropy_gradient)
 
     def total(part: Tensor) -> Tensor:
         result: Tensor = _Sum.apply(part, ranks.tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -89,6 +113,8 @@ def sharded_log_probs(
     place = torch.where(here, targets - first, 0)
     own = logits.gather(-1, place[:, None])[:, 0] if real else logits.sum(-1)
     chosen = total(torch.where(here, own, 0.0)) - normaliser.log()
-    # -sum(p log p) with log p = logit - log(normaliser)
-    entropy = normaliser.log() - total((weights * logits).sum(-1)) / normaliser
-    return chosen, entropy
+    if entropy == "none":
+        return chosen, chosen.new_empty(0)
+    with torch.set_grad_enabled(entropy == "trained" and torch.is_grad_enabled()):
+        # -sum(p log p) with log p = logit - log(normaliser)
+        return chosen, normaliser.log() - total((weights * logits).sum(-1)) / normaliser
