@@ -197,13 +197,13 @@ def _wide(connection: sqlite3.Connection, run: str, chosen: Sequence[Curve], que
     def made() -> Iterator[Row]:
         for axis in sorted({curve.axis for curve in chosen}):
             mine = [curve for curve in chosen if curve.axis == axis]
-            for step, cells in rows(connection, mine):
+            for step, time, cells in rows(connection, mine):
                 row: list[Any] = [None] * len(chosen)
                 for index, value in cells:
                     row[place[mine[index].key]] = value
-                yield (run, axis, _step(step), *row)
+                yield (run, axis, _step(step), time, *row)
 
-    return Table(("run", "axis", "step", *place), made())
+    return Table(("run", "axis", "step", "time", *place), made())
 
 
 def _step(step: float) -> float:

@@ -25,8 +25,8 @@ class Sink(Protocol):
     def operation(self, row: dict[str, Any]) -> None:
         """An operation began or changed."""
 
-    def point(self, key: str, step: float, value: float) -> None:
-        """A series got a point."""
+    def point(self, key: str, step: float, value: float, t: float | None = None) -> None:
+        """A series got a point. t: wall clock when it came; None: not known."""
 
     def cut(self, key: str, step: float) -> None:
         """A series starts again from an earlier step."""
@@ -71,13 +71,14 @@ class Core:
         self.changed()
         return event
 
-    def point(self, key: str, step: float, value: float) -> bool:
-        """Append a point to a series; False when there are too many series already."""
+    def point(self, key: str, step: float, value: float, t: float | None = None) -> bool:
+        """Append a point to a series; False when there are too many series already. t: wall clock when it came; None:
+        not known."""
         if self.series.full(key):
             return False
         if self.series.append(key, step, value):
             self.sink.cut(key, step)
-        self.sink.point(key, step, value)
+        self.sink.point(key, step, value, t)
         return True
 
 

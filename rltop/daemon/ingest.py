@@ -178,8 +178,8 @@ class Ingest:
             self._set_phase(self._core.now())
 
     def take(self, record: Record, key: str = "", *, when: float | None = None) -> Record:
-        """Apply one record; key: name of its producer's key, "" on the unix socket. when: a phase that it tells of
-        began at that time (wall clock), not now.
+        """Apply one record; key: name of its producer's key, "" on the unix socket. when: its metrics, or a
+        phase that it tells of, are of that time (wall clock), not of now; NaN: nobody knows of which.
 
         Returns it as the checks should see it: metrics of other trainers under rltop's names too.
         """
@@ -254,6 +254,7 @@ class Ingest:
             who=source.name,
             framework=framework or self._framework,
             told=lambda why: self._malformed(source, f"metrics: {why}"),
+            when=self._when,
         )
         return record if named is payload else msgspec.structs.replace(record, payload=named)
 

@@ -163,9 +163,9 @@ class Journal:
         """Insert or update an operation (keys as the columns of the table)."""
         self._put("operation", *(row.get(column) for column in _OPERATION_ALL))
 
-    def point(self, key: str, step: float, value: float) -> None:
-        """Append a point to a series."""
-        self._put("point", key, step, value)
+    def point(self, key: str, step: float, value: float, t: float | None = None) -> None:
+        """Append a point to a series. t: wall clock when it came; None: not known."""
+        self._put("point", key, step, value, t)
 
     def cut(self, key: str, step: float) -> None:
         """The run restarted: points of this series from `step` on, so far, are of the time before."""
@@ -378,19 +378,23 @@ class Journal:
             case _:
                 raise ValueError(f"unknown row {row.what!r}")
 
-    def _write_point(self, connection: sqlite3.Connection, key: str, step: float, value: float) -> None:
+    def _write_point(
+        self, connection: sqlite3.Connection, key: str, step: float, value: float, t: float | None
+    ) -> None:
         number = self._points.get(key, 0)
-        connection.execute("INSERT INTO points VALUES (?, ?, ?, ?)", (key, number, step, value))
+        row = (key, number, step, value, t)
+        connection.execute("INSERT INTO points (key, n, step, value, t) VALUES (?, ?, ?, ?, ?)", row)
         self._points[key] = number + 1
         if number + 1 >= CHUNK_POINTS:
             self._pack_points(connection, key)
 
     def _pack_points(self, connection: sqlite3.Connection, key: str) -> None:
-        rows = connection.execute("SELECT step, value FROM points WHERE key = ? ORDER BY n", (key,)).fetchall()
+        rows = connection.execute("SELECT step, value, t FROM points WHERE key = ? ORDER BY n", (key,)).fetchall()
         if rows:
             steps = array("d", [row[0] for row in rows])
             values = array("d", [nan if row[1] is None else row[1] for row in rows])
-            self._count(connection, "series", insert_chunk(connection, key, steps, values, t=time.time()))
+            size = insert_chunk(connection, key, steps, values, times=[row[2] for row in rows], t=time.time())
+            self._count(connection, "series", size)
             connection.execute("DELETE FROM points WHERE key = ?", (key,))
         self._points[key] = 0
 
@@ -400,20 +404,26 @@ class Journal:
 
 
 def insert_chunk(
-    connection: sqlite3.Connection, key: str, steps: array[float], values: array[float], *, t: float | None = None
+    connection: sqlite3.Connection,
+    key: str,
+    steps: array[float],
+    values: array[float],
+    *,
+    times: Sequence[float | None] = (),
+    t: float | None = None,
 ) -> int:
     """Append a packed chunk (float64 columns of equal length, in order of arrival) to a series; returns its bytes.
 
-    t: wall clock of its newest point, for a limit of age.
+    times: wall clock of each point, None where it is not known; empty: of none. t: of its newest, for a limit of age.
     """
     finite = [value for value in values if isfinite(value)]
     rising = all(earlier < later for earlier, later in pairwise(steps))
-    packed = pack(steps), pack(values)
+    packed = pack(steps), pack(values), pack_times(times)
     connection.execute(
-        "INSERT INTO series (key, n, lo, hi, rising, steps, vals, t) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO series (key, n, lo, hi, rising, steps, vals, times, t) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (key, len(steps), min(finite, default=None), max(finite, default=None), rising, *packed, t),
     )
-    return len(packed[0]) + len(packed[1])
+    return sum(len(column) for column in packed if column is not None)
 
 
 def pack(column: array[float]) -> bytes:
@@ -433,6 +443,36 @@ def unpack(blob: bytes) -> array[float]:
     return column
 
 
+def pack_times(times: Sequence[float | None]) -> bytes | None:
+    """Wall clocks -> zlib of little-endian int64: milliseconds since the one before, `_UNKNOWN` where there is none.
+    Some 2 to 4 bytes a point. None: there is none at all."""
+    if all(one is None for one in times):
+        return None
+    column, before = array("q"), 0
+    for one in times:
+        now = before if one is None else round(one * 1000)
+        column.append(_UNKNOWN if one is None else now - before)
+        before = now
+    if _BIG_ENDIAN:
+        column.byteswap()
+    return zlib.compress(column.tobytes(), 1)
+
+
+def unpack_times(blob: bytes) -> list[float | None]:
+    """Inverse of `pack_times`, to a millisecond. Raises zlib.error or ValueError on damaged bytes."""
+    column = array("q")
+    column.frombytes(zlib.decompress(blob))
+    if _BIG_ENDIAN:
+        column.byteswap()
+    found: list[float | None] = []
+    before = 0
+    for one in column:
+        before += 0 if one == _UNKNOWN else one
+        found.append(None if one == _UNKNOWN else before / 1000)
+    return found
+
+
+_UNKNOWN = -(1 << 63)
 _BIG_ENDIAN = array("H", [1]).tobytes() == b"\x00\x01"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from typing import Any
 
 from rltop.daemon.core import Core
@@ -100,6 +100,8 @@ class MetricCells:
         self._plans: dict[tuple[str, str, Axis | None, Axis | None], _Plan] = {}
         self._ranks: dict[str, _Ranks] = {}
         self._told: dict[str, dict[str, Any]] = {}
+        self._when: float | None = None
+        """Wall clock of the points of the record that is being taken; None: not known."""
 
     def restore(self) -> None:
         """Take over counters from a restored state table."""
@@ -114,18 +116,27 @@ class MetricCells:
             ranks.steps.clear()
 
     def take(
-        self, payload: dict[str, Any], *, rank: int, who: str, framework: str, told: Callable[[str], None]
+        self,
+        payload: dict[str, Any],
+        *,
+        rank: int,
+        who: str,
+        framework: str,
+        told: Callable[[str], None],
+        when: float | None = None,
     ) -> dict[str, Any]:
         """Apply the values of a record; returns its payload as the checks should see it: with rltop's names.
 
         payload: `values` is a map and `step` an int. who: name of its source. framework: whose names the metrics have.
-        told: called with what is wrong with a value.
+        told: called with what is wrong with a value. when: wall clock of the values, NaN where nobody knows it; None:
+        they are of now.
         """
         values, step = payload["values"], payload["step"]
         axis, side = _sides(payload)
         rollout_id = payload.get("rollout_id")
         renamed: dict[str, float] = {}
         now = self._core.now()
+        self._when = now if when is None else None if isnan(when) else when
         for name, raw in values.items():
             if not isinstance(raw, (int, float)) or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
                 told(f"{str(name)[:80]!r} is not a number under a name")
@@ -205,7 +216,7 @@ class MetricCells:
         self, name: str, step: int, value: float, axis: Axis, rollout_id: Any, now: float, reported: str | None
     ) -> bool:
         """A point and its cell; False when there are too many curves."""
-        if not self._core.point(name, step, value):
+        if not self._core.point(name, step, value, self._when):
             return False
         if not isfinite(value):
             self._nan[name] = self._nan.get(name, 0) + 1

@@ -19,7 +19,7 @@ from math import inf, nan
 
 import msgspec
 
-from rltop.daemon.journal import unpack
+from rltop.daemon.journal import unpack, unpack_times
 from rltop.protocol.messages import axis_of
 
 
@@ -41,7 +41,7 @@ class Point:
     value: float
     attempt: int
     time: float | None
-    """Wall clock, where the journal knows it: of the last point of every chunk."""
+    """Wall clock when it came, where the journal knows it. An older rltop kept it of the last point of every chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Chunk:
     attempt: int
     ends: float
     """Points from this step on were cut away later; inf: none."""
-    time: float | None
+    times: Sequence[float | None]
     rising: bool
 
 
@@ -73,15 +73,20 @@ def points(connection: sqlite3.Connection, curve: Curve, *, every: bool = False)
         yield from _of_attempt(connection, curve.key, list(of_attempt), every=every)
 
 
-def rows(connection: sqlite3.Connection, chosen: Sequence[Curve]) -> Iterator[tuple[float, list[tuple[int, float]]]]:
-    """(step, [(index of the curve, value)]) over curves of one axis, in the order of steps."""
+def rows(
+    connection: sqlite3.Connection, chosen: Sequence[Curve]
+) -> Iterator[tuple[float, float | None, list[tuple[int, float]]]]:
+    """(step, when the first of its values came, [(index of the curve, value)]) over curves of one axis, in the order
+    of steps."""
 
-    def numbered(index: int, curve: Curve) -> Iterator[tuple[float, int, float]]:
-        return ((point.step, index, point.value) for point in _standing(connection, curve))
+    def numbered(index: int, curve: Curve) -> Iterator[tuple[float, int, Point]]:
+        return ((point.step, index, point) for point in _standing(connection, curve))
 
     merged = heapq.merge(*(numbered(index, curve) for index, curve in enumerate(chosen)), key=lambda row: row[:2])
-    for step, cells in groupby(merged, key=lambda row: row[0]):
-        yield step, [(index, value) for _, index, value in cells]
+    for step, of_step in groupby(merged, key=lambda row: row[0]):
+        cells = [(index, point) for _, index, point in of_step]
+        time = min((point.time for _, point in cells if point.time is not None), default=None)
+        yield step, time, [(index, point.value) for index, point in cells]
 
 
 def _standing(connection: sqlite3.Connection, curve: Curve) -> Iterator[Point]:
@@ -143,19 +148,28 @@ def _rises(connection: sqlite3.Connection, key: str, chunks: Sequence[_Outline])
 
 def _read(connection: sqlite3.Connection, key: str, outline: _Outline) -> _Chunk:
     number, attempt, ends = outline
+    timed = _keeps_times(connection)
     if number is None:
-        found = connection.execute("SELECT step, value FROM points WHERE key = ? ORDER BY n", (key,)).fetchall()
-        steps = array("d", [step for step, _ in found])
-        values = array("d", [nan if value is None else value for _, value in found])
-        return _Chunk(steps, values, attempt, ends, None, all(one < two for one, two in pairwise(steps)))
-    packed, packed_values, time, rising = connection.execute(
-        "SELECT steps, vals, t, rising FROM series WHERE id = ?", (number,)
+        t = "t" if timed else "NULL"
+        found = connection.execute(f"SELECT step, value, {t} FROM points WHERE key = ? ORDER BY n", (key,)).fetchall()
+        steps = array("d", [step for step, _, _ in found])
+        values = array("d", [nan if value is None else value for _, value, _ in found])
+        times = [time for _, _, time in found]
+        return _Chunk(steps, values, attempt, ends, times, all(one < two for one, two in pairwise(steps)))
+    packed, packed_values, packed_times, last, rising = connection.execute(
+        f"SELECT steps, vals, {'times' if timed else 'NULL'}, t, rising FROM series WHERE id = ?", (number,)
     ).fetchone()
-    return _Chunk(unpack(packed), unpack(packed_values), attempt, ends, time, bool(rising))
+    steps = unpack(packed)
+    times = [*[None] * (len(steps) - 1), last] if packed_times is None else unpack_times(packed_times)
+    return _Chunk(steps, unpack(packed_values), attempt, ends, times, bool(rising))
+
+
+def _keeps_times(connection: sqlite3.Connection) -> bool:
+    """The daemon of a living run may be of an older rltop."""
+    return any(row[1] == "times" for row in connection.execute("PRAGMA table_info(series)"))
 
 
 def _points(chunk: _Chunk, *, every: bool) -> Iterator[Point]:
-    last = len(chunk.steps) - 1
-    for index, (step, value) in enumerate(zip(chunk.steps, chunk.values, strict=True)):
+    for step, value, time in zip(chunk.steps, chunk.values, chunk.times, strict=True):
         if every or step < chunk.ends:
-            yield Point(step, value, chunk.attempt, chunk.time if index == last else None)
+            yield Point(step, value, chunk.attempt, time)

@@ -25,7 +25,7 @@ _SIZE = {
     "operations": "length(text) + coalesce(length(args), 0) + coalesce(length(plan), 0)",
     "clients": "length(who) + length(client)",
     "records": "length(payload)",
-    "series": "length(steps) + length(vals)",
+    "series": "length(steps) + length(vals) + coalesce(length(times), 0)",
 }
 
 

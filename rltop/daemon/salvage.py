@@ -35,7 +35,7 @@ _KEYS = {
     "retention": ("kind",),
 }
 _PACKED = frozenset({"more", "value", "verdict", "args", "plan", "payload"})
-_ZLIB = frozenset({"steps", "vals"})
+_ZLIB = frozenset({"steps", "vals", "times"})
 
 
 @dataclass(slots=True)

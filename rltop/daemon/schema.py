@@ -61,7 +61,14 @@ _VERSION_2: Migration = (
     "INSERT OR IGNORE INTO retention (kind, max_bytes) VALUES ('series', 1000000000)",
 )
 
-MIGRATIONS: Sequence[Migration] = (_VERSION_1, _VERSION_2)
+_VERSION_3: Migration = (
+    # Wall clock when a point came, NULL where that is not known: one a row, and packed beside steps and values
+    # (`journal.pack_times`).
+    "ALTER TABLE points ADD COLUMN t REAL",
+    "ALTER TABLE series ADD COLUMN times BLOB",
+)
+
+MIGRATIONS: Sequence[Migration] = (_VERSION_1, _VERSION_2, _VERSION_3)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -209,20 +210,23 @@ class WatchedRun:
     def _news(self, news: News) -> None:
         match news.fact:
             case MetricRow():
-                self._row(news.fact)
+                self._row(news.fact, caught_up=news.caught_up)
             case Printed() if not self._known(news.fact.where):
                 self._waiting = [*self._waiting[-7:], news.fact]
             case LogEvent():
                 self._event(news.fact, caught_up=news.caught_up)
 
-    def _row(self, row: MetricRow) -> None:
+    def _row(self, row: MetricRow, *, caught_up: bool) -> None:
         self._moves()
         if row.axis == "rollout" and "perf/rollout_time" in row.values:
             self._rollout = row.step if row.rollout_id is None else row.rollout_id
         if self._streamed() or self._known(row.where):
             return
         more = {"rollout_id": row.rollout_id, "step_in_rollout": row.step_in_rollout}
-        self._record("metrics", {"values": dict(row.values), "step": row.step, "axis": row.axis, **more})
+        when = None if caught_up else nan  # an old line is of its own time, if it has one that is ours
+        if not caught_up and row.time is not None and row.where is not None and row.where.source in self._shifts:
+            when = row.time + self._shifts[row.where.source]
+        self._record("metrics", {"values": dict(row.values), "step": row.step, "axis": row.axis, **more}, when=when)
 
     def _event(self, event: LogEvent, *, caught_up: bool) -> None:
         if event.kind in _MOVING:

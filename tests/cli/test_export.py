@@ -17,8 +17,10 @@ import pytest
 from rltop.cli import export as exporting
 from rltop.cli.main import main
 from rltop.cli.tfevents import EventFile, crc32c, masked
+from rltop.daemon import schema
 from rltop.daemon.core import Core
 from rltop.daemon.journal import CHUNK_POINTS, Journal
+from rltop.daemon.points import Curve, points
 
 Capture = pytest.CaptureFixture[str]
 LONG = CHUNK_POINTS + 100
@@ -37,12 +39,12 @@ def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     core.set("run", {"name": "old-1", "framework": "mine", "state": "done"})
     core.set("metric/train/loss", {"step": 1, "value": 0.1, "axis": "train"})
     for step in range(LONG):
-        core.point("train/loss", step, step + 1 / 3)
+        core.point("train/loss", step, step + 1 / 3, 1000.0 + step / 8)
     for step, value in ((0, nan), (1, inf), (3, 0.1), (2, -inf), (3, 0.25)):
-        core.point("rollout/raw_reward", step, value)
+        core.point("rollout/raw_reward", step, value, None if step == 1 else 50.0 + step)
     core.series.restart()
     for step in range(300, 310):
-        core.point("train/loss", step, -float(step))
+        core.point("train/loss", step, -float(step), 2000.0 + step)
     core.event("run", "info", 'ended, "well"', "daemon", state="done")
     journal.verdict(7.0, {"id": "train.nan", "status": "fail", "step": 3, "value": {"a": nan}, "cause": "NaN"}, "pass")
     assert journal.close()
@@ -72,12 +74,36 @@ def test_late_and_repeated_points_are_in_order_and_nan_and_inf_stay(dead: Path, 
 def test_attempts_tell_what_was_gone_over_again(dead: Path, capsys: Capture) -> None:
     rows = table(capsys, "old-1", "--name", "train/loss", "--attempts")
     assert [sum(row["attempt"] == number for row in rows) for number in "12"] == [LONG, 10]
-    assert any(row["time"] for row in rows)
+
+
+def test_every_value_has_its_time_and_none_where_nobody_knows_it(dead: Path, capsys: Capture) -> None:
+    rows = table(capsys, "old-1", "--name", "train/loss", "--attempts")
+    assert [float(row["time"]) for row in rows[:LONG]] == [1000.0 + step / 8 for step in range(LONG)]
+    assert [float(row["time"]) for row in rows[LONG:]] == [2000.0 + step for step in range(300, 310)]
+    assert [row["time"] for row in table(capsys, "old-1", "--name", "rollout/*")] == ["50.0", "", "52.0", "53.0"]
+    wide = table(capsys, "old-1", "--wide")
+    assert [(row["axis"], row["step"], row["time"]) for row in wide[3:6]] == [
+        ("rollout", "3", "53.0"), ("train", "0", "1000.0"), ("train", "1", "1000.125"),
+    ]  # fmt: skip
+
+
+def test_a_journal_that_kept_no_times_is_read_as_it_is(dead: Path, capsys: Capture) -> None:
+    """Of an older rltop, whose daemon lives: nobody else changes its file."""
+    connection = schema.connect(dead / "journal.sqlite")
+    for statement in ("ALTER TABLE points DROP COLUMN t", "ALTER TABLE series DROP COLUMN times"):
+        connection.execute(statement)
+    connection.execute("UPDATE series SET t = 7.5")
+    found = list(points(connection, Curve("train/loss", "train"), every=True))
+    connection.close()
+    assert [(at, one.time) for at, one in enumerate(found) if one.time is not None] == [
+        (CHUNK_POINTS - 1, 7.5),
+        (LONG - 1, 7.5),
+    ]
 
 
 def test_wide_has_one_row_per_step_of_an_axis(dead: Path, capsys: Capture) -> None:
     rows = table(capsys, "old-1", "--wide")
-    assert list(rows[0]) == ["run", "axis", "step", "rollout/raw_reward", "train/loss"]
+    assert list(rows[0]) == ["run", "axis", "step", "time", "rollout/raw_reward", "train/loss"]
     assert [row["axis"] for row in rows] == ["rollout"] * 4 + ["train"] * 310
     assert (rows[0]["rollout/raw_reward"], rows[0]["train/loss"]) == ("NaN", "")
     assert rows[-1]["train/loss"] == "-309.0"

@@ -30,8 +30,9 @@ class Written:
     def operation(self, row: dict[str, Any]) -> None:
         self.rows.append(("operation", (row,)))
 
-    def point(self, key: str, step: float, value: float) -> None:
+    def point(self, key: str, step: float, value: float, t: float | None = None) -> None:
         self.rows.append(("point", (key, step, value)))
+        self.rows.append(("point time", (key, step, t)))
 
     def cut(self, key: str, step: float) -> None:
         self.rows.append(("cut", (key, step)))

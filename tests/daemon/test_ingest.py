@@ -88,6 +88,7 @@ def test_a_metric_is_a_state_key_and_a_point_of_its_series(house: House) -> None
     assert house.state("metric/train/loss") == expected
     assert last_values(house, "train/loss") == [(3.0, 0.5)]
     assert house.core.written.told("point") == [("train/loss", 3, 0.5)]
+    assert house.core.written.told("point time") == [("train/loss", 3, house.core.time)]
 
 
 def test_without_an_axis_the_name_of_a_metric_says_it(house: House) -> None:

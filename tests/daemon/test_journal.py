@@ -6,14 +6,18 @@ import asyncio
 import sqlite3
 import threading
 from contextlib import closing
+from itertools import accumulate
 from math import inf, isnan, nan
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rltop.daemon import replay, schema
-from rltop.daemon.journal import CHUNK_POINTS, Journal
+from rltop.daemon.journal import CHUNK_POINTS, Journal, pack_times, unpack_times
 from rltop.daemon.memory import open_journal
 from rltop.daemon.replay import Restored
 from rltop.daemon.series import SeriesStore
@@ -185,6 +189,20 @@ def test_an_older_journal_is_migrated_and_keeps_its_rows(path: Path) -> None:
         assert schema.prepare(connection, path, wal=True, migrations=newer) == len(schema.MIGRATIONS)
         assert connection.execute("SELECT text, extra FROM events").fetchall() == [("old", None)]
         assert schema.version(connection, path) == len(newer)
+
+
+@given(st.lists(st.none() | st.floats(0, 4e9, allow_nan=False).map(lambda one: round(one, 3)), max_size=40))
+def test_times_come_back_to_a_millisecond(times: list[float | None]) -> None:
+    packed = pack_times(times)
+    assert times == (unpack_times(packed) if packed is not None else [None] * len(times))
+
+
+def test_the_times_of_a_usual_curve_take_a_few_bytes_each() -> None:
+    random = Random(1)
+    times = list(accumulate((random.gauss(60, 5) for _ in range(CHUNK_POINTS)), initial=1.7e9))
+    packed = pack_times(times[1:])
+    assert packed is not None
+    assert len(packed) < 4 * CHUNK_POINTS
 
 
 def test_a_migration_that_fails_changes_nothing(path: Path) -> None:

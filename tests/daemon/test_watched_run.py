@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from rltop.daemon.watched_run import WatchedRun
 from rltop.evidence.sink import Sink
 from rltop.protocol.messages import Record, Source
 from tests.daemon.fakes import FakeCore
-from tests.daemon.slime_log import Plan, lines, text
+from tests.daemon.slime_log import BEGIN, Plan, lines, text
 
 
 class Watched:
@@ -134,6 +135,22 @@ async def test_a_death_and_its_recovery_that_are_read_at_once_are_both_told(watc
     assert (verdict["level"], verdict["from"], verdict["to"]) == ("warn", "pass", "warn")
     assert "engine 2 died at" in verdict["text"]
     assert "an engine was started again since" in verdict["text"]
+
+
+async def test_values_of_old_lines_have_their_own_time_and_new_ones_that_of_their_coming(watched: Watched) -> None:
+    whole = text(Plan(rollouts=3, garbled_from=None, dies_in=None))
+    cut = whole.index("\n", whole.index("'train/step': 1}")) + 1
+    watched.write(whole[:cut])
+    watched.core.time = BEGIN + 5000
+    os.utime(watched.path, (BEGIN + 200, BEGIN + 200))
+    await watched.turn()
+    watched.write(whole[cut:])
+    await watched.turn()
+    told = [row for row in watched.core.written.told("point time") if row[0] == "train/grad_norm"]
+    assert [step for _, step, _ in told] == [0, 1, 2]
+    assert told[1][2] - told[0][2] == 90.0, "the lines are a rollout apart"
+    assert BEGIN <= told[0][2] <= BEGIN + 200
+    assert told[2][2] == BEGIN + 5000
 
 
 async def test_a_second_run_in_the_file_puts_away_the_verdicts_of_the_first(
