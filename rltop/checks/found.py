@@ -24,6 +24,7 @@ LOG_KINDS: Mapping[str, str] = {
     "update_refused": "an update that an engine refused or did only in part: message, path",
     "update_summary": "what one weight sync was made of: tensors, buckets",
     "weights_check": "answer of the weights checker, or of --check-weight-update-equal: ok, message",
+    "weights_equal": "rltop's trainer found every tensor equal (--check-weight-update-equal): version, engines",
     "ckpt_loaded": "the trainer confirms a load: directory, iteration (Megatron) or hf (true)",
     "ckpt_fallback": "--load holds no checkpoint, another one is taken: asked, instead (the flag that is taken)",
     "service": "a framework's service: what (unhealthy, stale, restart, global, failed, fatal, ...), role, why, count",

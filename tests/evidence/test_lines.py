@@ -106,6 +106,12 @@ def test_an_engine_says_that_a_request_is_too_long() -> None:
     assert (found["over_length"]["limit"], found["over_length"]["requested"]) == (900, 1200)
 
 
+def test_the_trainers_own_comparison_names_version_and_engines() -> None:
+    text = "Weights version '3' checked after reset_tensors: every tensor of {} engines is equal (no prompt)"
+    assert kinds(text.format(2))["weights_equal"] == {"version": "3", "engines": 2}
+    assert "weights_equal" not in kinds(text.format(0))
+
+
 def test_the_weights_checker_speaks_of_tensors_that_differ() -> None:
     assert kinds("Exception: check tensor equality failed:")["weights_check"]["ok"] is False
     assert kinds("name=model.norm.weight max_abs_err=0.5 mean_abs_err=0.1")["weights_check"]["ok"] is False

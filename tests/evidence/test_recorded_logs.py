@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rltop.checks.evaluate import evaluate
+from rltop.checks.observe import Observations
 from rltop.checks.verdict import Verdict
 from rltop.evidence.collect import collect
 
@@ -59,12 +60,32 @@ def test_a_scheduler_exception_after_a_release_is_no_illegal_access(tmp_path: Pa
     assert "ValueError" in found["engine.died"].cause
 
 
-def colocated(name: str, tmp_path: Path) -> dict[str, Verdict]:
-    """Verdicts on a colocated run of real SGLang 0.5.14 and Megatron-Core 0.19.2 on an H200."""
+def recorded(name: str, tmp_path: Path) -> Observations:
+    """A run of real SGLang 0.5.14 and Megatron-Core 0.19.2 on an H200, or on two."""
     (tmp_path / "engines" / "0" / "1").mkdir(parents=True)
-    shutil.copy(LOGS / "colocate" / f"{name}.trainer.log", tmp_path / "trainer.log")
-    shutil.copy(LOGS / "colocate" / f"{name}.engine.log", tmp_path / "engines" / "0" / "1" / "stdout.log")
-    return {v.id: v for v in evaluate(collect([tmp_path])).verdicts}
+    shutil.copy(LOGS / f"{name}.trainer.log", tmp_path / "trainer.log")
+    shutil.copy(LOGS / f"{name}.engine.log", tmp_path / "engines" / "0" / "1" / "stdout.log")
+    return collect([tmp_path])
+
+
+def colocated(name: str, tmp_path: Path) -> dict[str, Verdict]:
+    return {v.id: v for v in evaluate(recorded(f"colocate/{name}", tmp_path)).verdicts}
+
+
+def test_weights_that_came_over_nccl_are_seen_in_both_logs(tmp_path: Path) -> None:
+    """Trainer and engine on a GPU each; the engine joins a group, takes three updates, and nothing differs."""
+    seen = recorded("distributed/decoupled", tmp_path)
+    calls = [str(event.data["path"]) for event in seen.events if event.kind == "http"]
+    assert calls.count("/init_weights_update_group") == 1
+    assert calls.index("/init_weights_update_group") < calls.index("/update_weights_from_distributed")
+    assert calls.count("/update_weights_from_distributed") == 3 + 5  # three turns, then the push alone five times
+    found = {v.id: v for v in evaluate(seen).verdicts}
+    assert found["weights.update-failed"].status == found["engine.stale-kv"].status == "pass"
+    compared = found["weights.compare"]
+    assert (compared.status, compared.evidence[0].source.rpartition("/")[2]) == ("pass", "trainer.log")
+    assert "pushed weights version default and found every tensor equal" in compared.cause
+    # Random weights: log-probs of a guess, and answers that end at their limit. Nothing else is wrong.
+    assert {v.id for v in found.values() if v.status == "fail"} == {"logprob.magnitude", "rollout.truncated"}
 
 
 def test_a_real_run_that_takes_turns_passes(tmp_path: Path) -> None:

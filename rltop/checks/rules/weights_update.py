@@ -147,6 +147,7 @@ def check_compare(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
     found += _logged(obs)
     found += _live(obs)
     found += [verdict for one in obs.documents if one.kind == "tensor_names" and (verdict := _name_lists(one))]
+    found = found or _told_equal(obs)
     what = "an answer of /weights_checker, of --check-weight-update-equal, or both lists of names"
     return found or [Verdict(COMPARE, "skip", cause=missing(obs, what))]
 
@@ -164,6 +165,28 @@ def _logged(obs: Observations) -> list[Verdict]:
         text = "\n".join(str(event.data.get("message") or event.text) for event in (wrong or events)[:MOST_LISTED])
         found.append(_compared(not wrong, text, [], events[0].engine, (wrong or events)[0].where))
     return found
+
+
+def _told_equal(obs: Observations) -> list[Verdict]:
+    """What rltop's trainer logged of its comparison, where nothing else tells of one."""
+    told = next((event for event in reversed(obs.events) if event.kind == "weights_equal"), None)
+    if told is None:
+        return []
+    engines = told.data.get("engines")
+    cause = f"The trainer filled {count(engines if isinstance(engines, int) else 1, 'engine')} with random numbers, "
+    cause += f"pushed weights version {told.data.get('version')} and found every tensor equal "
+    cause += "(--check-weight-update-equal)."
+    return [Verdict(COMPARE, "pass", evidence=(of_place(told.where),), cause=cause + _until_emptied(obs))]
+
+
+def _until_emptied(obs: Observations) -> str:
+    if (later := emptied(obs)) is None:
+        return ""
+    who = "an engine" if later.engine is None else f"engine {later.engine}"
+    return (
+        f" That was true when they were compared: {who} released its memory and took it back after that ({later.id}), "
+        "and for what it served then this does not speak."
+    )
 
 
 def _live(obs: Observations) -> list[Verdict]:
@@ -190,11 +213,7 @@ def _live(obs: Observations) -> list[Verdict]:
     else:
         cause += " Buffers (rotary tables, caches) are not covered: no digest holds them, a lost one shows in "
         cause += "logprob.train-rollout, and --check-weight-update-equal looks for it."
-    if later := emptied(obs):
-        who = "an engine" if later.engine is None else f"engine {later.engine}"
-        cause += f" That was true when they were compared: {who} released its memory and took it back after that "
-        cause += f"({later.id}), and for what it served then this does not speak."
-    return [Verdict(COMPARE, "pass", cause=cause)]
+    return [Verdict(COMPARE, "pass", cause=cause + _until_emptied(obs))]
 
 
 def _differs(sync: SyncEvent, engine: EngineSync) -> Verdict:

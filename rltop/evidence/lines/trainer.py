@@ -92,10 +92,23 @@ def no_weights(line: Line) -> Mapping[str, object] | None:
     }
 
 
+_EQUAL = re.compile(
+    r"Weights version '(?P<version>[^']{0,80})' checked after reset_tensors: "
+    r"every tensor of (?P<engines>[1-9]\d{0,6}) engines is equal"
+)
+
+
+def _weights_equal(line: Line) -> Mapping[str, object] | None:
+    """rltop's trainer compared what it pushed with what its engines hold: version, engines (how many)."""
+    found = _EQUAL.search(line.text)
+    return {"version": found["version"], "engines": int(found["engines"])} if found else None
+
+
 RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser("ckpt_loaded", ("loaded checkpoint", "egatron"), _loaded),
     Recogniser("memory_held", ("is still held",), memory_held),
     Recogniser("no_weights", ("answered token", "gave every token"), no_weights),
+    Recogniser("weights_equal", ("checked after reset_tensors",), _weights_equal),
     Recogniser("ckpt_saved", ("successfully saved checkpoint",), _saved),
     Recogniser(
         "startup",
