@@ -33,6 +33,8 @@ def trained(root: Path, name: str, *flags: str, **env: str) -> None:
     script = root / "train.py"
     script.write_text(TRAINER)
     command = [sys.executable, str(script), *flags]
+    manifest = root / "runs" / name / "manifest.json"
+    of_the_attempt_before = manifest.read_bytes() if manifest.exists() else b""
     with real_daemon(root, name, trainer=command, env=env, config={"env": list(env)}) as run:
         with Viewer(run) as viewer:
             viewer.hello()
@@ -42,7 +44,8 @@ def trained(root: Path, name: str, *flags: str, **env: str) -> None:
             viewer.until_state(lambda state: state["metric/rollout/raw_reward"]["step"] == 2)
             if name == "bad-3":  # compared again when the checks found the cause
                 viewer.until_state(lambda state: "train.nan" in state["changed"]["changes"][0]["why"])
-        wait_for(lambda: (run.path / "manifest.json").exists())
+        assert manifest.parent == run.path
+        wait_for(lambda: manifest.exists() and manifest.read_bytes() != of_the_attempt_before)
 
 
 def changed(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
