@@ -19,6 +19,7 @@ LOCAL_S = 5.0
 MOST_LOOKED_AT = 20
 """Dead runs, newest first, that are looked at for something that goes on."""
 _REVIVE = "rltop up CONFIG --name {0} gives it a daemon again; rltop down {0} ends it"
+_LOOK = "rltop attach {0} shows what it left"
 REMOTE_S = 60.0
 """The same over ssh, jump hosts and second factors included."""
 
@@ -66,13 +67,8 @@ def here(name: str | None) -> RunInfo:
     except RltopError:
         for run in list_runs()[:MOST_LOOKED_AT] if name is None else ():
             if left := what_goes_on(run):
-                raise RltopError(
-                    f"no run has a daemon, and {run.name!r} goes on without one",
-                    where=str(run.path),
-                    why=f"its daemon is gone, {left}",
-                    do=_REVIVE.format(run.name),
-                    exit_code=1,
-                ) from None
+                what = f"no run has a daemon, and {run.name!r} goes on without one"
+                raise _without_daemon(run, what, left) from None
         raise
 
 
@@ -93,21 +89,16 @@ def what_goes_on(run: RunInfo) -> str:
 
 def not_running(run: RunInfo) -> RltopError:
     """What is said to whoever wants to act on a dead run."""
-    if left := what_goes_on(run):
-        return RltopError(
-            f"run {run.name!r} has no daemon: there is nobody to ask",
-            where=str(run.path),
-            why=f"its daemon is gone, {left}",
-            do=_REVIVE.format(run.name),
-            exit_code=1,
-        )
-    return RltopError(
-        f"run {run.name!r} is not running: there is nothing to control",
-        where=str(run.path),
-        why="its daemon is gone",
-        do=f"rltop attach {run.name} shows what it left",
-        exit_code=1,
-    )
+    left = what_goes_on(run)
+    what = "has no daemon: there is nobody to ask" if left else "is not running: there is nothing to control"
+    return _without_daemon(run, f"run {run.name!r} {what}", left)
+
+
+def _without_daemon(run: RunInfo, what: str, left: str) -> RltopError:
+    """left: what of the run goes on, as `what_goes_on` says it."""
+    why = f"its daemon is gone{', ' if left else ''}{left}"
+    do = (_REVIVE if left else _LOOK).format(run.name)
+    return RltopError(what, where=str(run.path), why=why, do=do, exit_code=1)
 
 
 @contextlib.asynccontextmanager

@@ -152,9 +152,11 @@ class Ingest:
         self._shown.restore(self._sources)
         self._continued = bool(table.keys("sources/"))
         self._cells.restore()
-        self._framework = str((table.get("run") or {}).get("framework") or "")
+        run = table.get("run") or {}
+        self._framework = str(run.get("framework") or "")
+        self._owner = str(run.get("owner") or self._owner)
         owner = self._sources.get(self._owner)
-        if owner is not None and (table.get("run") or {}).get("state") == "running":
+        if owner is not None and run.get("state") == "running":
             # As if we had hung since: what ended meanwhile did so unseen, and its last records found nobody.
             self._ticked = min(owner.last, self._core.now() - HUNG_S)
         if (phase := table.get("phase")) is not None and phase["name"]:
@@ -176,6 +178,17 @@ class Ingest:
         """What the source had begun is over: another process speaks in its name now."""
         if self._phases.forget(source):
             self._set_phase(self._core.now())
+
+    def recall_phase(self, source: str, payload: PhasePayload, *, mono: float = 0.0, when: float | None = None) -> None:
+        """An edge of a phase that an earlier daemon of the run has counted and told: what is open and how long phases
+        take is known from it again, and it is no news. when: as of `take`."""
+        now = self._core.now()
+        if payload.edge == "enter":
+            begun = now if when is None else min(now, when)
+            self._phases.enter(source, payload.name, payload.rollout_id, now=begun, mono=mono)
+        else:
+            self._phases.leave(source, payload.name, payload.elapsed_s, mono=mono)
+        self._set_phase(now)
 
     def take(self, record: Record, key: str = "", *, when: float | None = None) -> Record:
         """Apply one record; key: name of its producer's key, "" on the unix socket. when: its metrics, or a
@@ -346,7 +359,7 @@ class Ingest:
         self._framework = payload.framework
         facts = trim(msgspec.to_builtins(payload))
         now = self._core.now()
-        self._core.update("run", **facts, state="running", text="", started=now, ended=None)
+        self._core.update("run", **facts, owner=source.name, state="running", text="", started=now, ended=None)
         faults = f", injected faults: {', '.join(payload.injected_faults)}" if payload.injected_faults else ""
         text = f"{payload.framework} run started at rollout {payload.start_rollout_id}{faults}"
         self._core.event("run", "info", text, source.name, state="running")

@@ -18,6 +18,8 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rltop.checks.found import LogEvent
 from rltop.checks.observe import MetricRow, Where
 from rltop.daemon import attempts
@@ -30,7 +32,7 @@ from rltop.daemon.watched_engines import NamedEngines, at
 from rltop.daemon.watched_logs import LogReader, News, Restarted, Turn, args_of, samples_of
 from rltop.evidence.logtext import Printed
 from rltop.evidence.sink import Sink
-from rltop.protocol.messages import Record, Source
+from rltop.protocol.messages import PhasePayload, Record, Source
 from rltop.runs.masks import is_secret
 
 WATCHED = "from its logs; nothing is started or stopped"
@@ -263,10 +265,12 @@ class WatchedRun:
         if name == "rollout":
             rollout = self._first_rollout() if rollout is None else rollout + 1
         elapsed = event.data.get("elapsed_s")
-        payload: dict[str, Any] = {"name": name, "edge": "enter" if edge == "start" else "leave", "rollout_id": rollout}
-        if isinstance(elapsed, int | float):
-            payload["elapsed_s"] = float(elapsed)
-        self._record("phase", payload, mono=event.time or 0.0, when=when)
+        seconds = float(elapsed) if isinstance(elapsed, int | float) else None
+        payload = PhasePayload(name, "enter" if edge == "start" else "leave", rollout, seconds)
+        if self._known(event.where):
+            self._ingest.recall_phase(f"{ROLE}/0", payload, mono=event.time or 0.0, when=when)
+        else:
+            self._record("phase", msgspec.to_builtins(payload), mono=event.time or 0.0, when=when)
 
     def _first_rollout(self) -> int | None:
         start = ((self._core.table.get("run") or {}).get("args") or {}).get("start_rollout_id")

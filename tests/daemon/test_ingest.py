@@ -304,7 +304,12 @@ def test_a_daemon_that_hung_says_that_the_last_records_of_an_ended_trainer_never
 
 
 @pytest.mark.parametrize("said_goodbye", [False, True])
-def test_a_daemon_that_came_back_says_what_ended_while_none_was_there(house: House, said_goodbye: bool) -> None:
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_a_daemon_that_came_back_says_what_ended_while_none_was_there(
+    house: House, said_goodbye: bool, role: str
+) -> None:
+    """Whoever told of the run: slime's rollout manager does."""
+    house.trainer = Trainer(role=role)
     house.take("run", {"framework": "rltop"})
     if said_goodbye:
         house.take("bye", {"reason": "done"})
@@ -322,6 +327,7 @@ def test_a_daemon_that_came_back_says_what_ended_while_none_was_there(house: Hou
     assert [text.startswith("the trainer ended and its last records never came") for text in texts] == (
         [] if said_goodbye else [True]
     )
+    assert again.state("run")["state"] == ("done" if said_goodbye else "lost")
 
 
 def test_a_trainer_that_said_goodbye_or_ended_under_our_eyes_left_nothing_out(house: House) -> None:

@@ -188,6 +188,29 @@ async def test_the_next_daemon_of_the_run_reads_its_logs_again_and_tells_nothing
         one.reader.close()
 
 
+async def test_the_next_daemon_knows_the_phases_again_and_counts_none_twice(tmp_path: Path) -> None:
+    first, second = Watched(tmp_path), Watched(tmp_path)
+    usual = text(Plan(rollouts=8, garbled_from=None, dies_in=None))
+    at = usual.rindex("Timer actor_train end (elapsed: 24.0s)")
+    first.write(usual[:at] + usual[at:].replace("24.0s", "124.0s", 1))
+    await first.turn()
+    first.ingest.tick()
+    assert first.core.texts("phase") == ["actor_train took 124.0 s, usually 24.0 s"]
+    for key in first.core.table.keys(""):
+        second.core.set(key, first.core.table.get(key))
+    second.ingest.restore()
+    second.run.begin()
+    await second.turn()
+    second.ingest.tick()
+    assert second.core.events("phase") == []
+    assert second.core.table.get("source/log/0") == first.core.table.get("source/log/0")
+    phases = [watched.core.table.get("phase") for watched in (first, second)]
+    assert phases[0] == phases[1]
+    assert (phases[1]["name"], phases[1]["open"], phases[1]["median_s"]) == ("rollout", ["rollout"], 55.0)
+    for one in (first, second):
+        one.reader.close()
+
+
 def _checks(watched: Watched) -> list[tuple[str, dict[str, Any]]]:
     return [(key, watched.core.table.get(key)) for key in watched.core.table.keys("check/")]
 
