@@ -267,20 +267,21 @@ def explain(
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
     blocking: bool = False,
+    dumping: bool = False,
     injected: str = "",
     words: LastWords | None = None,
     last_line: str = "",
 ) -> Crash:
     """The crash of an engine whose log had these faults and, around them, these events. Never raises.
 
-    asked: rltop ended it; flags: settings in effect; blocking: launches block and no graph hides one; stage: how far
-    the start is by now; injected: a fault that the stand-in was told to have; words: with which the log of a start
-    ends; last_line: of the log, whatever it says.
+    asked: rltop ended it; flags: settings in effect; blocking: launches block and no graph hides one; dumping: CUDA
+    core dumps are on; stage: how far the start is by now; injected: a fault that the stand-in was told to have; words:
+    with which the log of a start ends; last_line: of the log, whatever it says.
     """
     if words is not None and not asked and stage is not Stage.READY and _are_last(words, suspects):
         found = _of_words(words, stage)
     else:
-        found = _explain(suspects, events, exit_code, asked, stage, flags, known, blocking, last_line)
+        found = _explain(suspects, events, exit_code, asked, stage, flags, known, blocking, dumping, last_line)
     if not injected or found.kind == "stopped":
         return found
     return replace(found, injected=injected, cause=f"{found.cause} A rehearsal: the fault {injected} was injected.")
@@ -295,6 +296,7 @@ def _explain(
     flags: Mapping[str, object],
     known: tuple[KnownCrash, ...],
     blocking: bool,
+    dumping: bool,
     last_line: str,
 ) -> Crash:
     first = first_of(suspects)
@@ -320,6 +322,7 @@ def _explain(
     alike = match(obs, event, kernel=kernel, phase=name, message_only=kind not in _GPU_KINDS)
     if kind in _GPU_KINDS and not kernel:
         do = "with core_dump=on the log names the kernel at the next crash"
+        do = "core dumps are on, and this crash left none: the next one may name the kernel" if dumping else do
     if alike:
         cause, do = f"{cause} It {alike[0].sentence()}.", alike[0].advice()
     return Crash(

@@ -118,6 +118,8 @@ class EngineLog:
     """Public reports to compare a crash with: `rltop.evidence.known`."""
     blocking: bool = False
     """CUDA_LAUNCH_BLOCKING is in effect and graphs are off: a fault is noticed where it was launched."""
+    dumping: bool = False
+    """CUDA core dumps are on."""
     stage: Stage = Stage.LAUNCHING
     since: dict[Stage, float] = field(default_factory=dict)
     """When a stage was first seen, by the caller's clock."""
@@ -187,6 +189,7 @@ class EngineLog:
             flags=self.flags,
             known=self.known,
             blocking=self.blocking,
+            dumping=self.dumping,
             injected=self.injected,
             words=last_words([one for one in end if one[0] > self._excused], self.name),
             last_line=end[-1][1] if end else "",

@@ -65,6 +65,13 @@ def crash_of(text: str | bytes, *, flags: dict[str, object] | None = None) -> Cr
 # -- recorded
 
 
+def test_core_dumps_that_are_on_are_not_advised() -> None:
+    log, _ = fed((LOGS / "whole_ima_async_graphs.log").read_bytes())
+    assert log.crash(exit_code=-9).do == "with core_dump=on the log names the kernel at the next crash"
+    log.dumping = True
+    assert log.crash(exit_code=-9).do == "core dumps are on, and this crash left none: the next one may name the kernel"
+
+
 def test_under_launch_blocking_without_graphs_the_frame_is_the_launch() -> None:
     log, _ = fed((LOGS / "whole_ima_blocking_no_graphs.log").read_bytes())
     log.blocking = True
