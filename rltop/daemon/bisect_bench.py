@@ -109,7 +109,10 @@ class Bench:
         """Bring the exposure of a trial up to now."""
         live = self.live.get(row.engine)
         if live is not None and live.row is row:
-            row.minutes = live.base + (self.clock() - live.since) * self.scale
+            seen = self.trials.sight(row.engine, row.generation)
+            # One that is writing its last words is under no traffic any more.
+            until = self.clock() if seen.where == "ready" else min(self.clock(), max(seen.since, live.since))
+            row.minutes = live.base + (until - live.since) * self.scale
             counts = live.replay.counts()
             row.requests, row.failed = live.requests + counts.done, live.failed + counts.failed
             row.tokens = live.tokens + counts.tokens

@@ -19,7 +19,7 @@ from pathlib import Path
 from rltop.daemon.bisect_bench import Bench
 from rltop.daemon.bisect_crashes import GPU_FAULTS
 from rltop.daemon.bisect_record import KernelRun, Record
-from rltop.daemon.bisect_trial import AGAIN_S
+from rltop.daemon.bisect_trial import AGAIN_S, DYING_S
 from rltop.engines.crash_facts import core_of, tail_of
 from rltop.engines.gdb import Kernel, by_hand, of_blocking, of_log, read_core
 from rltop.engines.ground import arm
@@ -236,6 +236,8 @@ async def _under_traffic(bench: Bench, run: KernelRun, seen: Sight) -> Sight:
             left = (run.limit_min - run.minutes) / bench.scale
             await asyncio.wait([ended], timeout=min(max(left, 0.05), bench.beat_s))
             run.minutes = (bench.clock() - began) * bench.scale
+        if not ended.done() and trials.sight(run.engine, run.generation).where == "coming":
+            await asyncio.wait([ended], timeout=DYING_S)  # its last words are being written
         return ended.result() if ended.done() else trials.sight(run.engine, run.generation)
     finally:
         stop.set()
