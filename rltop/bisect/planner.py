@@ -121,6 +121,7 @@ class Planner:
     exposure: "load", or "start" if the hunted crash comes before the first request: then every start is one exposure.
     grid: hazards that are believed possible; None: all of that exposure.
     engines: that take part.
+    untried: toggles that stay as they are in every arm and are not in the space: nothing is said of them.
     """
 
     space: Space
@@ -132,6 +133,7 @@ class Planner:
     exposure: Literal["load", "start"] = "load"
     grid: Grid | None = None
     engines: int = 1
+    untried: tuple[str, ...] = ()
     _asks: dict[int, Asked] = field(init=False, repr=False, compare=False)
     """Per culprit, once it was needed."""
     _arms: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -369,7 +371,9 @@ class Planner:
         if minutes >= self.budget.minutes:
             text = "the budget is spent; left: " + ", ".join(f"{self.space.words(c)} {p:.0%}" for c, p in left)
             if sum(trial.crashed and trial.counts for trial in trials) < 2:
-                text = f"it did not crash again in {self._words(self._quiet(trials, running, 0))}; {text}"
+                quiet = self._quiet(trials, running, 0)
+                seen = f"it did not crash again in {self._words(quiet)}" if quiet > 0 else "no trial came under traffic"
+                text = f"{seen}; {text}"
             return Verdict("budget", None, chance, text, left)
         return Verdict("open", culprit, chance, f"{words} {chance:.0%}", left)
 
@@ -382,7 +386,9 @@ class Planner:
             for name in self.space.names(self.space.core(culprit))
         ]
         tail = f" ({', '.join(quiet)})" if quiet else ""
-        return f"{crashed or 'crashes with nothing else on'}, quiet with any of it off{tail}"
+        beside = f"; not tried: {', '.join(self.untried)}" if self.untried else ""
+        nothing = "crashes with nothing else of what was tried on" if self.untried else "crashes with nothing else on"
+        return f"{crashed or nothing}, quiet with any of it off{tail}{beside}"
 
     def _quiet(self, trials: Sequence[Trial], running: Sequence[Running], off: int) -> float:
         """The quiet exposure (minutes or starts) of all arms without `off`; 0: of all arms."""

@@ -13,7 +13,7 @@ from rltop.bisect.facts import CrashFacts, Tables, weigh
 from rltop.bisect.planner import Budget, Planner, Running
 from rltop.bisect.space import OTHER, Space, space
 from rltop.daemon.bisect_record import Outside, Record, TrialRow
-from rltop.engines.ground import arm
+from rltop.engines.ground import NOT_NAMED, arm
 from rltop.engines.slots import differences
 
 LONGEST_TRIAL_MIN = 120.0
@@ -66,6 +66,7 @@ class Model:
             barred=frozenset(known.mask(names) for names in record.barred),
             exposure="start" if record.crash.at_start else "load",
             engines=max(1, len(record.engines)),
+            untried=tuple(name for name, why in record.ground.left_out.items() if why == NOT_NAMED),
         )
 
     def fixed(self) -> dict[str, str]:

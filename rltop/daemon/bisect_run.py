@@ -269,7 +269,9 @@ class Runner:
             self._end(state, Ending(state=state, culprit=None, words=words, p=chance, text=self._stopped, left=left))
             return
         text = found.text
-        if found.state == "budget" and not any(row.outcome == "crashed" and row.counts for row in record.trials):
+        counted = [row for row in record.trials if row.counts]
+        tried = sum(row.minutes for row in counted) > 0
+        if found.state == "budget" and tried and not any(row.outcome == "crashed" for row in counted):
             text += "; this traffic with these weights does not bring the crash back"
         ending = Ending(
             state=found.state,

@@ -311,7 +311,9 @@ def _steps(record: Record, trials: Trials, tables: Tables) -> list[str]:
         )
     steps += _others_crash_too(record, trials, tables, others)
     steps.append(f"toggles: {', '.join(_toggle(name, base) for name in base.toggles)}")
-    steps += [f"  not tried: {name} ({why})" for name, why in base.left_out.items()]
+    for why in dict.fromkeys(base.left_out.values()):
+        alike = ", ".join(name for name, its in base.left_out.items() if its == why)
+        steps.append(f"  not tried: {alike} ({why})")
     steps += [f"  never off: {name} ({why})" for name, why in base.fixed.items()]
     steps += [f"  {name} off takes {', '.join(others)} with it" for name, others in base.together.items()]
     if pins := shared(base.pins, base.toggles):

@@ -43,6 +43,7 @@ ASKED_FOR = ("chunked_prefill", MEMORY)
 ALL_REDUCE = "custom_all_reduce"
 BACKENDS = ("triton", "flashinfer")
 """That stand in for an attention backend that is to be "off"."""
+NOT_NAMED = "not named: it stays as it is in every arm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +114,11 @@ def ground(subject: Subject, wanted: Collection[str] = (), *, cycle: str = "") -
         raise RltopError(f"{off_already[0]} is off already", why=why, do=f"name some that are on: {', '.join(usable)}")
     if not wanted and _ranks(subject) < 2:
         toggles = [name for name in toggles if name != ALL_REDUCE]
-    untried = [] if wanted else [name for name in every if name not in NEVER and name not in toggles]
-    left_out = {name: _why_left_out(name) for name in untried if now.get(name) not in (None, "off")}
+    untried = [name for name in every if name not in NEVER and name not in toggles]
+    if wanted:
+        untried = [name for name in untried if name not in ASKED_FOR and (name != ALL_REDUCE or _ranks(subject) > 1)]
+    reasons = {name: NOT_NAMED if wanted else _why_left_out(name) for name in untried}
+    left_out = {name: why for name, why in reasons.items() if now.get(name) not in (None, "off")}
     off = {name: _off(name, now) for name in toggles}
     config, pinned, notes = _pinned(subject, off)
     made = _Maker(subject, config, off, sleeps=cycle == "sleep")

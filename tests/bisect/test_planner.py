@@ -224,3 +224,21 @@ def test_of_two_toggles_none_is_named_when_it_crashed_twice_with_both_off() -> N
     assert planner.verdict([hunted, bare]).state == "open", "one may be a stray"
     ended = planner.verdict([hunted, bare, bare])
     assert (ended.state, ended.culprit) == ("none", 0)
+
+
+def test_a_budget_in_which_nothing_ran_says_nothing_of_quiet() -> None:
+    planner = Planner(SPACE, Budget(minutes=1.0))
+    hunted = Trial(SPACE.all_on, 10.0, crashed=True)
+    nothing = planner.verdict([hunted, Trial(0, 0.0, crashed=False)], minutes=2.0)
+    assert nothing.text.startswith("no trial came under traffic; the budget is spent")
+    some = planner.verdict([hunted, Trial(0, 3.0, crashed=False)], minutes=2.0)
+    assert some.text.startswith("it did not crash again in 3 min")
+
+
+def test_toggles_that_were_not_named_are_not_called_off() -> None:
+    known = space(("speculative",))
+    planner = Planner(known, untried=("cuda_graph", "overlap_schedule"))
+    on, off = Trial(1, 1.0, crashed=True), Trial(0, 60.0, crashed=False)
+    text = planner.verdict([on, on, on, off]).text
+    assert "crashes with nothing else of what was tried on" in text
+    assert text.endswith("; not tried: cuda_graph, overlap_schedule")

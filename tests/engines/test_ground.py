@@ -65,4 +65,7 @@ def test_what_is_on_and_not_tried_is_said_with_why() -> None:
     assert "memory" not in base.toggles
     assert base.left_out["memory"] == "seldom the culprit; it is tried if it is named"
     assert base.left_out.get("custom_all_reduce", "one GPU").startswith("one GPU")
-    assert not ground(one, ["memory", "radix_cache"]).left_out
+    named = ground(one, ["memory", "radix_cache"]).left_out
+    assert set(named.values()) == {"not named: it stays as it is in every arm"}
+    assert "cuda_graph" in named
+    assert not named.keys() & {"radix_cache", "memory", "chunked_prefill", "launch_blocking"}
