@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ import psutil
 from rltop.engines.keeper import birth
 
 _LINUX = Path("/proc/self/stat").exists()
+YOUNG_S, EXEC_S = 10.0, 0.5
+"""A process that shows no environment, and is not older, may be in its `exec`; how long it is waited for."""
+KTHREADD = 2
+"""Parent of the kernel's threads, which have none ever."""
 
 
 class Ident(NamedTuple):
@@ -133,13 +138,30 @@ def marked(marks: Mapping[str, str]) -> set[Ident]:
 
 
 def carrying(ours: Callable[[Mapping[str, str]], bool]) -> dict[Ident, Mapping[str, str]]:
-    """Every process of this user with such an environment, and that. Reads all of them: not for every tick."""
+    """Every process of this user with such an environment, and that. Reads all of them: not for every tick.
+
+    A process in the middle of its `exec` shows no environment for a moment, on a busy machine a long one, though who
+    started it goes on already: the young ones without any are looked at again.
+    """
     found: dict[Ident, Mapping[str, str]] = {}
-    for process in psutil.process_iter():
+    unread: list[psutil.Process] = []
+
+    def look(process: psutil.Process) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             environ = process.environ()
-            if ours(environ) and (one := ident(process.pid)) is not None and alive(one):
+            if not environ and time.time() - process.create_time() < YOUNG_S and process.ppid() != KTHREADD:
+                unread.append(process)
+            elif ours(environ) and (one := ident(process.pid)) is not None and alive(one):
                 found[one] = environ
+
+    for process in psutil.process_iter():
+        look(process)
+    deadline = time.monotonic() + EXEC_S
+    while unread and time.monotonic() < deadline:
+        time.sleep(EXEC_S / 50)
+        again, unread = unread, []
+        for process in again:
+            look(process)
     return found
 
 

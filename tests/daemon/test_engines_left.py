@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rltop.cli.main import main
@@ -78,6 +79,23 @@ def test_down_ends_what_no_file_tells_of_and_says_so(
     assert (plain.wait(5), deaf.wait(5)) == (-signal.SIGTERM, -signal.SIGKILL)
     assert main(["down", "left"]) == 0
     assert "run left is not running" in capsys.readouterr().err
+
+
+def test_a_process_in_the_middle_of_its_exec_is_looked_at_again(
+    run_dir: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux lets who started it go on before its environment is there to be read."""
+    process, real, blank = begin("0"), psutil.Process.environ, [3]
+
+    def environ(self: psutil.Process) -> dict[str, str]:
+        if self.pid == process.pid and blank[0]:
+            blank[0] -= 1
+            return {}
+        return real(self)
+
+    monkeypatch.setattr(psutil.Process, "environ", environ)
+    assert list(living(run_dir).values()) == ["0"]
+    assert blank == [0]
 
 
 def test_down_is_no_success_while_an_engine_lives(
