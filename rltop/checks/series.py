@@ -141,6 +141,14 @@ def _point(row: MetricRow, name: str, per_rollout: int | None) -> Point:
     return Point(name, row.values[name], row.step, rollout, on_policy, *where, row.span)
 
 
+def not_above(later: Where | None, first: Where | None) -> bool:
+    """Nothing in the place says that `later` was written before `first`. Ids alone do not tell: two runs in one log have
+    the same ones."""
+    if later is None or first is None or later.source != first.source or later.line is None or first.line is None:
+        return True
+    return later.line >= first.line
+
+
 def finite(series: Iterable[Point]) -> tuple[Point, ...]:
     """The points that are numbers. A NaN is `train.nan`'s business and never read as a number here."""
     return tuple(point for point in series if math.isfinite(point.value))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rltop.checks.found import LogEvent
+from rltop.checks.found import LogEvent, Problem
 from rltop.checks.observe import MetricRow, Where
 from rltop.daemon.log_watch import position
 from rltop.daemon.watched_files import LogFiles
@@ -281,9 +281,14 @@ class LogReader:
         for name, log in logs.items():
             one = Sink()
             log.scan.give(one)
+            # Nothing was read of it: that it tells of no fault is no evidence that there was none.
+            one.logs = [source for source in one.logs if source.lines]
+            if log.problem:
+                one.problems.append(Problem(Where(name), "log", log.problem, whole=not one.logs))
             pids = self._pids if log.pid is None else frozenset()
             _add(whole, one, lambda where, time, pid: _in(where, time, cut, until), pids)
-            whole.files.append(name)
+            if one.logs:
+                whole.files.append(name)
         whole.events = in_order(whole.events)
         return whole
 

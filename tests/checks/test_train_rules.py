@@ -11,7 +11,7 @@ import pytest
 from rltop.checks.evaluate import evaluate
 from rltop.checks.observe import MetricRow, Observations, RunStart, SyncEvent, TextLine
 from rltop.checks.thresholds import DEFAULTS
-from tests.checks.build import firing, healthy, obs, rollout, sample, train, verdict
+from tests.checks.build import at, firing, healthy, obs, rollout, sample, train, verdict
 from tests.checks.corpus import ORDINARY, salad
 
 HIGH = "train.grad-high"
@@ -234,6 +234,23 @@ def test_it_says_whether_the_step_reached_the_weights(later: list[Any], reached:
     found = verdict(NANS, obs(*rows, *later))
     assert (found.value["reached_weights"], words in found.cause) == (reached, True), found
     assert any("stop the run" in advice for advice in found.advice) is reached
+
+
+def test_what_stands_above_the_bad_step_in_its_log_says_nothing_of_the_weights() -> None:
+    """Two runs in one log: rollout 2 of the first is no rollout after step 1 of the second."""
+
+    def placed(row: MetricRow, line: int) -> MetricRow:
+        return dataclasses.replace(row, where=at(line))
+
+    bad = [placed(healthy(0), 230), placed(healthy(1, loss=NAN), 238)]
+    above = [placed(rollout(2, log_probs=-0.3), 104), placed(healthy(2), 106), SyncEvent("2", 2, where=at(110))]
+    found = verdict(NANS, obs(*bad, *above))
+    assert found.value["reached_weights"] is True
+    assert found.cause.endswith("the weights hold it and the next sync spoils the engines.")
+    spoiled = verdict(NANS, obs(*bad, placed(rollout(2, log_probs=NAN), 104)))
+    assert "the log-probs after it are not numbers" not in spoiled.cause
+    below = verdict(NANS, obs(*bad, placed(rollout(2, log_probs=-0.3), 250)))
+    assert below.value["reached_weights"] is False
 
 
 @pytest.mark.parametrize(("later", "words"), [(2, "learned nothing from them."), (0, "does not learn.")])

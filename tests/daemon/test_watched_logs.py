@@ -214,6 +214,64 @@ def test_a_step_that_goes_back_within_one_process_is_no_new_attempt(tmp_path: Pa
     assert not [item for item in reader.turn().news if isinstance(item, Restarted)]
 
 
+def plain(number: int) -> str:
+    """A row as rltop's trainer prints it: nothing says which process it is."""
+    return f"[2026-03-01 10:0{number}:00] narrator.py:146 - rollout {number}: {{'rollout/raw_reward': 0.5}}\n"
+
+
+AT = "[2026-03-01 09:00:00] narrator.py:146 - "
+
+
+@pytest.mark.parametrize(
+    ("starts", "goes_to"),
+    [
+        (f"{AT}Timer start start\n", 1),
+        (f"{AT}Timer cold_start start\n", 1),
+        (f"{AT}Load checkpoint from HuggingFace model into Megatron: /models/tiny\n", 1),
+        ("  successfully loaded checkpoint from /ckpt [ t 0, p 0 ] at iteration 1\n", 1),
+        ("using world size: 8, data-parallel size: 8\n", 1),
+        (f"{AT}Timer start start\n", 0),
+        ("", 0),
+    ],
+)
+def test_a_run_of_any_trainer_behind_another_is_an_attempt_without_a_process(
+    tmp_path: Path, reader: LogReader, starts: str, goes_to: int
+) -> None:
+    (tmp_path / "t.log").write_text(plain(0) + plain(1) + plain(2) + CALM + starts + plain(goes_to))
+    turn = reader.turn()
+    restarts = [item for item in turn.news if isinstance(item, Restarted)]
+    assert [one.begin.line for one in restarts] == [5]
+    assert turn.facts is not None
+    assert [row.step for row in turn.facts.metrics] == [goes_to]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"t.log": plain(0) + plain(1) + plain(2) + plain(1)},  # nothing was started
+        {"t.log": step(0) + step(1) + step(0)},  # the same process
+        {"t.log": plain(0) + plain(1), "u.log": plain(0) + plain(1)},
+        {"t.log": plain(0) + plain(1) + f"{AT}Timer start start\n" + plain(2)},
+        {"t.log": plain(0) + plain(1) + f"{AT}Timer rollout start\n" + plain(1)},
+    ],
+)
+def test_these_are_one_attempt(tmp_path: Path, reader: LogReader, said: dict[str, str]) -> None:
+    for name, lines in said.items():
+        (tmp_path / name).write_text(lines)
+    assert not [item for item in reader.turn().news if isinstance(item, Restarted)]
+
+
+def test_a_log_that_is_no_text_is_no_evidence(tmp_path: Path, reader: LogReader) -> None:
+    (tmp_path / "b.log").write_bytes(bytes(range(256)) * 8)
+    facts = reader.turn().facts
+    assert facts is not None
+    assert (facts.logs, facts.files, [p.where.source for p in facts.problems]) == ([], [], ["b.log"])
+    (tmp_path / "t.log").write_text(CALM)
+    facts = reader.turn().facts
+    assert facts is not None
+    assert ([source.source for source in facts.logs], facts.files) == (["t.log"], ["t.log"])
+
+
 def test_an_engine_that_is_started_again_begins_no_attempt(tmp_path: Path, reader: LogReader) -> None:
     (tmp_path / "t.log").write_text(text(Plan(rollouts=4, dies_in=2, garbled_from=None)))
     assert not [item for item in reader.turn().news if isinstance(item, Restarted)]

@@ -168,6 +168,28 @@ async def test_a_second_run_in_the_file_puts_away_the_verdicts_of_the_first(
     assert watched.core.table.get("metric/train/grad_norm")["step"] == 1
 
 
+async def test_two_runs_of_rltop_s_trainer_in_one_file_are_two_attempts(watched: Watched) -> None:
+    logs = Path(__file__).parents[1] / "data" / "logs" / "colocate"
+    first, second = ((logs / f"{name}.trainer.log").read_text() for name in ("two_turns", "no_update"))
+    watched.write(first)
+    await watched.turn()
+    assert watched.core.table.get("metric/rollout/raw_reward")["step"] == 2
+    watched.write(second)
+    await watched.turn()
+    run = watched.core.table.get("run")
+    assert (run["attempt"], run["state"]) == (2, "running")
+    assert run["watched"].endswith(f"begins at train.log:{first.count(chr(10)) + 1}")
+    assert watched.core.table.get("metric/rollout/raw_reward")["step"] == 1
+
+
+async def test_of_a_log_that_is_no_text_no_check_says_that_all_is_well(watched: Watched) -> None:
+    watched.path.write_bytes(bytes(range(256)) * 8)
+    await watched.turn()
+    found = {key: (watched.core.table.get(key) or {}).get("status") for key in watched.core.table.keys("check/")}
+    assert set(found.values()) <= {"skip"}, found
+    assert watched.core.table.get("log/train.log")["state"] == "unreadable"
+
+
 async def test_the_next_daemon_of_the_run_reads_its_logs_again_and_tells_nothing_twice(tmp_path: Path) -> None:
     first, second = Watched(tmp_path), Watched(tmp_path)
     first.write(text(Plan(rollouts=3, garbled_from=None, dies_in=1)) + text(Plan(rollouts=1, dies_in=None, pid=7000)))

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rltop.checks.facts import NO_TRAINER, exp_estimator, skips_bad_steps
-from rltop.checks.observe import Observations, Sample, SyncEvent, TextLine
+from rltop.checks.observe import Observations, Sample, SyncEvent, TextLine, Where
 from rltop.checks.phrase import brief, jnum, missing, num, of_line, of_points, of_samples, of_sync
 from rltop.checks.rules.args_batch import no_accumulation
 from rltop.checks.rules.train_skipped import survived_steps
-from rltop.checks.series import Point, bad_points_of_all_ranks, finite, points
+from rltop.checks.series import Point, bad_points_of_all_ranks, finite, not_above, points
 from rltop.checks.thresholds import Thresholds
 from rltop.checks.verdict import Evidence, Verdict
 
@@ -50,6 +50,7 @@ class Incident:
     node: str
     aborted: bool
     evidence: tuple[Evidence, ...]
+    where: Where | None = None
 
 
 def check(obs: Observations, t: Thresholds) -> Iterable[Verdict]:
@@ -84,13 +85,13 @@ def _rank_of(quantity: str) -> int:
 def _of_point(bad: list[Point], point: Point, rank: int | None) -> Incident:
     same = [p for p in bad if p.order == point.order and p.rank == point.rank]
     step = point.step if point.axis == "train" else None
-    return Incident(point.order, point.name, point.value, point.rollout, step, rank, "", False, of_points(same))
+    return Incident(point.order, point.name, point.value, point.rollout, step, rank, "", False, of_points(same), point.where)
 
 
 def _of_sample(sample: Sample) -> Incident:
     rollout = sample.rollout_id or 0
     order = (sample.segment, rollout, 0, rollout)
-    return Incident(order, "per-token log-probs", math.nan, rollout, None, None, "", False, of_samples([sample]))
+    return Incident(order, "per-token log-probs", math.nan, rollout, None, None, "", False, of_samples([sample]), sample.where)
 
 
 def _of_line(line: TextLine) -> Incident | None:
@@ -102,7 +103,7 @@ def _of_line(line: TextLine) -> Incident | None:
     value = math.inf if "inf" in result and "nan" not in result else math.nan
     quantity = found["message"] or LOSS_OR_GRADIENT
     order = (line.segment, step, 1, step)
-    return Incident(order, quantity, value, None, step, int(found["rank"]), found["node"], True, (of_line(line),))
+    return Incident(order, quantity, value, None, step, int(found["rank"]), found["node"], True, (of_line(line),), line.where)
 
 
 def _fine(obs: Observations, skipped: int) -> Verdict:
@@ -169,7 +170,7 @@ def _effect(obs: Observations, first: Incident) -> tuple[str, bool | None, tuple
         p
         for name in ROLLOUT_METRICS
         for p in points(obs, name, "rollout")
-        if p.segment == first.order[0] and p.order > first.order and p.name != "rollout/ref_log_probs"
+        if _after(p, first) and p.name != "rollout/ref_log_probs"
     ]
     if first.step is None:
         return "no train step was bad before, so the weights or the input were bad already", None, ()
@@ -195,6 +196,11 @@ def _effect(obs: Observations, first: Incident) -> tuple[str, bool | None, tuple
     return f"{text} and the next sync spoils the engines", True, ()
 
 
+def _after(point: Point, first: Incident) -> bool:
+    """It comes after the incident, by its ids and by its place in the log."""
+    return point.segment == first.order[0] and point.order > first.order and not_above(point.where, first.where)
+
+
 def _numbers_after(obs: Observations, first: Incident) -> list[Point]:
     """Norms (else losses) of later steps of the segment at which norm and loss are finite: after an update with NaN
     there are none."""
@@ -202,7 +208,7 @@ def _numbers_after(obs: Observations, first: Incident) -> list[Point]:
         point
         for name in ("train/grad_norm", "train/loss")
         for point in points(obs, name)
-        if point.segment == first.order[0] and point.order > first.order and point.span == 1
+        if _after(point, first) and point.span == 1
     ]
     bad = {point.step for point in later if not math.isfinite(point.value)}
     return [point for point in later if point.step not in bad]
@@ -211,7 +217,10 @@ def _numbers_after(obs: Observations, first: Incident) -> list[Point]:
 def _sync_after(obs: Observations, first: Incident) -> SyncEvent | None:
     rollout = first.rollout if first.rollout is not None else first.order[1]
     found = [
-        s for s in obs.syncs if s.segment == first.order[0] and s.rollout_id is not None and s.rollout_id > rollout
+        s
+        for s in obs.syncs
+        if s.segment == first.order[0] and s.rollout_id is not None and s.rollout_id > rollout
+        if not_above(s.where, first.where)
     ]
     return min(found, key=lambda sync: (sync.rollout_id or 0, sync.version), default=None)
 
