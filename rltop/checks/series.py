@@ -142,8 +142,8 @@ def _point(row: MetricRow, name: str, per_rollout: int | None) -> Point:
 
 
 def not_above(later: Where | None, first: Where | None) -> bool:
-    """Nothing in the place says that `later` was written before `first`. Ids alone do not tell: two runs in one log have
-    the same ones."""
+    """Nothing in the places says that `later` was written before `first`. Ids alone do not tell: two runs in one log
+    have the same ones."""
     if later is None or first is None or later.source != first.source or later.line is None or first.line is None:
         return True
     return later.line >= first.line

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,9 +148,23 @@ def table(asked: Asked, count: int, *, bug: str | None = None, mean_min: float =
     return 0
 
 
-def _row(what: str, make: Callable[[int], Strategy], known: Sequence[Bug], asked: Asked, all_on: int) -> dict[str, Any]:
+def _shown(text: str) -> None:
+    """How far it is, on one line of a terminal; nowhere else."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _row(
+    what: str,
+    make: Callable[[int], Strategy],
+    known: Sequence[Bug],
+    asked: Asked,
+    all_on: int,
+    progress: Callable[[str], None] = _shown,
+) -> dict[str, Any]:
     ended: list[tuple[Bug, Outcome]] = []
     for at, bug in enumerate(known):
+        progress(f"{what}: {at} of {len(known)} bugs")
         draw = random.Random(f"world/{asked.seed}/{at}")
         outcome = bisect(
             bug,
@@ -161,6 +176,7 @@ def _row(what: str, make: Callable[[int], Strategy], known: Sequence[Bug], asked
             budget_min=asked.budget_min,
         )
         ended.append((bug, outcome))
+    progress("")
     right = sum({end.culprit} == set(bug.needs) for bug, end in ended)
     silent = sum(end.culprit is None for _, end in ended)
     minutes = [end.minutes for _, end in ended]

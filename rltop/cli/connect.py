@@ -83,8 +83,9 @@ def what_goes_on(run: RunInfo) -> str:
     trainer = record is not None and adopt_trainer(record, run.path) is not None
     found = [f"its trainer (process {record.pid})"] if trainer and record is not None else []
     if engines := left_engines(run.path):
-        found.append(f"engine {', '.join(engines)}")
-    return f"{' and '.join(found)} run{'s' * (len(found) == 1)} on" if found else ""
+        found.append(f"engine{'s' * (len(engines) > 1)} {', '.join(engines)}")
+    alone = len(found) == 1 and len(engines) < 2
+    return f"{' and '.join(found)} run{'s' * alone} on" if found else ""
 
 
 def not_running(run: RunInfo) -> RltopError:

@@ -192,12 +192,15 @@ def block(engine: Mapping[str, Any], now: float) -> list[str]:
 def toggle_words(engine: Mapping[str, Any], *, every: bool = True) -> str | None:
     """`cuda_graph=on …`: the four that have a name of their own, and every one that is not as wanted.
 
-    every: also those of the four that are off; else only `cuda_graph` and what is on.
+    every: also those of the four that are off; else only `cuda_graph` and what is on, the unusual first.
     """
     toggles, wanted = engine.get("toggles") or {}, engine.get("wanted") or {}
     ignored = set(engine.get("ignored") or ())
     words = []
-    for name in dict.fromkeys((*NAMED, *sorted({*wanted, *ignored}))):
+    names = list(dict.fromkeys((*NAMED, *sorted({*wanted, *ignored}))))
+    if not every:  # the table cuts its end off: what is unusual comes first
+        names.sort(key=lambda name: _usual(name, toggles.get(name), wanted.get(name), name in ignored))
+    for name in names:
         value, want = toggles.get(name), wanted.get(name)
         if name in ignored:
             words.append(f"{name}={number(value)} (wanted {number(want)}: the flag had no effect)")
@@ -206,6 +209,13 @@ def toggle_words(engine: Mapping[str, Any], *, every: bool = True) -> str | None
         elif name in NAMED and value is not None and (every or name == "cuda_graph" or value != "off"):
             words.append(f"{name}={value}")
     return " ".join(words) or None
+
+
+def _usual(name: str, value: object, want: object, ignored: bool) -> int:
+    """0: not as wanted; 1: a switch that is seldom so; 2: the rest, a CUDA graph that is on among them."""
+    if ignored or (want is not None and value is not None and want != value):
+        return 0
+    return 1 if (name == "launch_blocking" and value != "off") or (name == "cuda_graph" and value != "on") else 2
 
 
 def why_words(engine: Mapping[str, Any], now: float) -> str | None:

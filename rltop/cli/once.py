@@ -8,7 +8,7 @@ from typing import Any
 
 from rltop.checks.catalogue import STEP1
 from rltop.cli.connect import Place, ask
-from rltop.cli.output import age, clean, number, print_json, table
+from rltop.cli.output import age, clean, number, print_json, size, table
 from rltop.client import Client, Mirror
 
 STATUS_ORDER = {"fail": 0, "warn": 1, "info": 2, "pass": 3, "skip": 4}
@@ -49,12 +49,13 @@ def group(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def picture(mirror: Mirror) -> list[str]:
-    """Lines: header, checks (worst first), engines, newest metrics, newest events. Pure."""
+    """Lines: header, checks (worst first), engines, logs, newest metrics, newest events. Pure."""
     state, now = mirror.state, mirror.server_time
     sections = [
         _header(mirror),
         _checks(state),
         _engines(state, now),
+        _logs(state, now),
         _metrics(state),
         _events(mirror),
     ]
@@ -141,6 +142,30 @@ ENGINE_HEAD = ("engine", "kind", "state", "running", "queued", "tok/s", "usage",
 def _engines(state: Mapping[str, Any], now: float) -> list[str]:
     rows = engine_rows(state, now)
     return table(ENGINE_HEAD, rows) if rows else []
+
+
+def _logs(state: Mapping[str, Any], now: float) -> list[str]:
+    """One line for each log that is watched."""
+    rows = [[name, log.get("lines"), log_words(log, now)] for name, log in group(state, "log/").items()]
+    return table(("log", "lines", "how it is"), rows) if rows else []
+
+
+def log_words(log: Mapping[str, Any], now: float) -> str:
+    """`last 12s ago`, `cannot be read: it is no text`; what was left out and what is still to be read."""
+    last, state = log.get("last"), log.get("state")
+    ago = f"last {age(max(0.0, now - last))} ago" if isinstance(last, int | float) and log.get("lines") else ""
+    match state:
+        case "missing":
+            words = ["not there yet"]
+        case "gone":
+            words = ["the file is gone", ago]
+        case "unreadable":
+            words = [f"cannot be read: {log.get('problem')}"]
+        case _:
+            words = [ago or "empty"]
+    words += [f"{size(log['behind'])} still to read"] if log.get("behind") else []
+    words += [f"{log['dropped']} lines left out"] if log.get("dropped") else []
+    return ", ".join(filter(None, words))
 
 
 def metric_rows(state: Mapping[str, Any]) -> list[list[Any]]:

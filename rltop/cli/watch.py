@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rltop.cli.output import note, print_json
+from rltop.cli.output import clean, note, print_json
 from rltop.cli.signals import held, raised
 from rltop.errors import RltopError
 from rltop.runs import RunInfo
@@ -65,7 +65,11 @@ def watch(
     Raises RltopError: a file that is missing, a URL that is none or is no SGLang server (exit code 2), an engine or a
     dashboard of Ray that does not answer (1), no terminal and not headless. What is named is looked at first.
     """
+    from rltop.cli.watch_places import log_doubts
+
     config = subjects.config()
+    for line in log_doubts(config["logs"]):
+        note(clean(line))
     if not headless:
         from rltop.cli.attach import require_terminal
 

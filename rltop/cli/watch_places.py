@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rltop.daemon.watched_files import is_pattern, logs_in
+from rltop.daemon.watched_files import LogFiles, is_pattern, logs_in
 from rltop.errors import RltopError
-from rltop.evidence.pieces import how_packed
+from rltop.evidence.pieces import how_packed, is_binary
 
 DASHBOARD_PORT = 8265
+HEAD = 4096
+"""Bytes of a log that tell whether it is text."""
 AskRay = Callable[[str], Awaitable[Any]]
 
 
@@ -61,6 +63,24 @@ def _check_log(typed: str, text: str) -> None:
         raise RltopError(
             f"is packed with {how[0]}", where=where, why="nobody writes to it any more", do="rltop check it"
         )
+
+
+def log_doubts(logs: Sequence[str]) -> list[str]:
+    """What is no mistake and yet will show nothing, one line each: patterns without a file, files that are no text.
+
+    logs: as `checked_logs` gives them.
+    """
+    files = LogFiles(logs)
+    found = [f"log {name} cannot be read: it is no text ({path})" for name, path in files.find().items() if _odd(path)]
+    return found + [f"nothing matches {text} yet; it is looked for again" for text in files.without_files]
+
+
+def _odd(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return is_binary(file.read(HEAD))
+    except OSError:
+        return False  # the daemon says it, if it is still so then
 
 
 def checked_ray(place: str, directory: Path, ask: AskRay) -> str:

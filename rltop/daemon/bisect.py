@@ -175,8 +175,10 @@ class Bisections:
                     runner.stop(f"stopped by {who}{reason}")
                     return await self._follow(runner.record.id, stage)
 
-                engines = ", ".join(runner.record.engines)
-                return Plan([f"end {name}", f"engine {engines}: back on their own flags"], stop)
+                names = runner.record.engines
+                engines = f"engine{'s' * (len(names) != 1)} {', '.join(names)}"
+                own = "its" if len(names) == 1 else "their"
+                return Plan([f"end {name}", f"{engines}: back on {own} own flags"], stop)
 
     def resume(self, row: Mapping[str, Any]) -> Plan | None:
         """How an operation of an earlier daemon goes on: the bisection itself does so by its record."""

@@ -34,7 +34,8 @@ def plan(bisection: str, records: Sequence[Record], trials: Trials) -> tuple[Rec
     steps = [
         f"go on with bisection {record.id} ({record.crash.fingerprint}), which was cut off when its run went down: "
         f"{seen}; their crashes and their minutes without one count on",
-        f"reserve engine {', '.join(fit)}: out of the rotation until it ends, then back on its own flags",
+        f"reserve engine{'s' * (len(fit) != 1)} {', '.join(fit)}: out of the rotation until it ends, then back on "
+        f"{'its' if len(fit) == 1 else 'their'} own flags",
         *(f"left out: {one}" for one in told),
     ]
     steps += [one for one in [trials.nobody_serves(fit)] if one]

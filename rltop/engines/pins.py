@@ -36,6 +36,10 @@ MOVES: Mapping[str, Sequence[str]] = {
 """Toggle -> fields whose default depends on it. The others move nothing."""
 
 
+PINNED = tuple(dict.fromkeys([name for names in MOVES.values() for name in names] + ["random_seed"]))
+"""Every field that `pins` may write out."""
+
+
 def pins(wanted: Mapping[str, str], parsed: Parsed, spec: Table, baseline: Mapping[str, Any]) -> list[list[str]]:
     """Options with the baseline's values for what `wanted` would move and nobody set.
 

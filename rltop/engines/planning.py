@@ -13,6 +13,8 @@ from rltop.engines.cautions import nobody_serves, unlike
 from rltop.engines.chores import model_config
 from rltop.engines.flags import parse
 from rltop.engines.launcher import STAND_INS
+from rltop.engines.options import table
+from rltop.engines.pins import PINNED
 from rltop.engines.requests import (
     ID,
     VERSION,
@@ -33,7 +35,7 @@ from rltop.engines.requests import (
     Synced,
 )
 from rltop.engines.rules import judge
-from rltop.engines.slots import declared_config, differences
+from rltop.engines.slots import declared_config, differences, options
 from rltop.engines.states import ANSWERING, LIVE, State
 from rltop.engines.supervisor import Engine
 from rltop.engines.toggle_table import CORE_DUMP_ENVIRONMENT, LAUNCH_BLOCKING
@@ -356,12 +358,12 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     old = engine.record.config
     inherited = inherited_toggles(old, engine.record.launcher)
     seen = inherited | dict(old.env)
-    found = engine.watch.verified
+    found, version = engine.watch.verified, engine.record.version or VERSION
     made = change(
         old.args,
         seen,
         changes,
-        version=engine.record.version or VERSION,
+        version=version,
         baseline=found.info if found else None,
         model=model_config(engine.record.declared.model_path),
     )
@@ -375,7 +377,7 @@ def _toggled(changes: Mapping[str, str], engine: Engine) -> tuple[Config, list[s
     if engine.record.launcher == "local" and (missing := _missing_draft(changes.get("speculative", ""))):
         why = f"engine {engine.id}: speculative: there is no draft model at {missing}"
         return Refused(code="bad-args", why=why, do="name the folder of its checkpoint, as the engine's host sees it")
-    return config, _notes(made)
+    return config, [*_notes(made), *stays(engine.record.declared.args, made, version=version)]
 
 
 def _missing_draft(value: str) -> str:
@@ -406,6 +408,20 @@ def _notes(made: Change) -> list[str]:
     return notes + [f"warning: {text}" for text in made.warnings]
 
 
+def stays(declared: Sequence[str], made: Change, *, version: str) -> list[str]:
+    """What an earlier change pinned or set beside its toggle, and this one does not take away again."""
+    before, spec = parse(declared, version=version), table(version)
+    flags = {
+        spelling
+        for name in PINNED
+        if not before.is_given(name)
+        for option in spec.named(name)
+        for spelling in option.spellings
+    }
+    stay = [text for text in options(made.argv) if text.partition(" ")[0] in flags and text not in made.added]
+    return [f"stays as an earlier change set it: {', '.join(stay)}"] if stay else []
+
+
 def _order(
     request: SetToggles | Restart | Revert | Ab | AbEnd, engines: Mapping[str, Engine], targets: list[str]
 ) -> str | Refused:
@@ -422,14 +438,22 @@ def _order(
     if keep is not None and (keep < 0 or keep >= max(total, 1)):
         why = f"keep {keep} of {total} engines serving, and restart {named}: that cannot be"
         return Refused(code="bad-args", why=why, do=f"give keep between 0 and {max(total - 1, 0)}")
-    turns = " one after the other" if len(targets) > 1 else ""
     others = [one.id for one in engines.values() if one.record.goal.run and one.id not in targets]
     kept = keep_serving(keep, engines)
+    turns = _turns(len(targets), total - kept)
     if kept == 0 and not others and len(targets) == 1:
         return f"restart {named}{turns}{when}{_ALONE}"
     if not any(engines[name].record.goal.run for name in targets):
         return f"start {named}{when}; the others are not touched"
     return f"restart {named}{turns}{when}; at least {kept} of {total} go on serving"
+
+
+def _turns(count: int, room: int) -> str:
+    """How many restart at a time (`rolling.roll`): the first alone, then as many as leave enough serving."""
+    if count < 2:
+        return ""
+    together = min(room, count - 1)
+    return " one after the other" if together < 2 else f", the first alone, then up to {together} at a time"
 
 
 def keep_serving(keep: int | None, engines: Mapping[str, Engine]) -> int:

@@ -376,14 +376,14 @@ def _shown(name: str, value: str) -> str:
 
 
 def _option_lines(old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
-    was, becomes = _options(old), _options(new)
+    was, becomes = options(old), options(new)
     gone = [option for option in was if was.count(option) > becomes.count(option)]
     came = [option for option in becomes if becomes.count(option) > was.count(option)]
     lines = [("-", option) for option in dict.fromkeys(gone)] + [("+", option) for option in dict.fromkeys(came)]
     return [f"{sign} {' '.join(mask_command(option.split(' '), None))}" for sign, option in lines]
 
 
-def _options(argv: tuple[str, ...]) -> list[str]:
+def options(argv: tuple[str, ...]) -> list[str]:
     """Each option with its values as one string."""
     found: list[str] = []
     for token in argv:

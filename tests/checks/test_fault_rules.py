@@ -115,6 +115,14 @@ def test_the_ladder_leaves_out_what_is_off(source: str) -> None:
     assert all(step in unknown for step in ("CUDA graph off", "DeepEP", "DP attention", "hierarchical"))
 
 
+@pytest.mark.parametrize(("graphs", "told"), [("FFF", False), ("FTF", True), ("", True)])
+def test_the_ladder_leaves_out_graphs_that_no_batch_ran_in(graphs: str, told: bool) -> None:
+    lines = [batch("decode", f"Decode batch, cuda graph: {one == 'T'}") for one in graphs]
+    prefill = batch("prefill", "Prefill batch, cuda graph: False")
+    one = verdict("engine.ima", seen(stage("ready"), prefill, *lines, ima()))
+    assert any(advice.startswith("CUDA graph off") for advice in one.advice) is told
+
+
 def test_the_owner_of_the_first_fault_decides_which_side_is_judged() -> None:
     mine = ima(
         owner="trainer", actor="MegatronTrainRayActor", pid=9, frames=(("/x/megatron/core/a.py", 1, "backward"),)

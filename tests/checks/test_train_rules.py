@@ -243,8 +243,8 @@ def test_what_stands_above_the_bad_step_in_its_log_says_nothing_of_the_weights()
         return dataclasses.replace(row, where=at(line))
 
     bad = [placed(healthy(0), 230), placed(healthy(1, loss=NAN), 238)]
-    above = [placed(rollout(2, log_probs=-0.3), 104), placed(healthy(2), 106), SyncEvent("2", 2, where=at(110))]
-    found = verdict(NANS, obs(*bad, *above))
+    above = [placed(rollout(2, log_probs=-0.3), 104), placed(healthy(2), 106)]
+    found = verdict(NANS, obs(*bad, *above, SyncEvent("2", 2, where=at(110))))
     assert found.value["reached_weights"] is True
     assert found.cause.endswith("the weights hold it and the next sync spoils the engines.")
     spoiled = verdict(NANS, obs(*bad, placed(rollout(2, log_probs=NAN), 104)))

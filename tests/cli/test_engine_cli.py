@@ -245,6 +245,11 @@ def test_signals_toggles_and_causes_in_words() -> None:
     ignored = {**engine, "ignored": ["radix_cache"]}
     assert toggle_words(ignored) == "cuda_graph=on radix_cache=on (wanted off: the flag had no effect)"
     assert toggle_words({}) is None
+    odd = {"cuda_graph": "on", "speculative": "NGRAM", "launch_blocking": "on"}
+    usual = "cuda_graph=on speculative=NGRAM"
+    assert toggle_words({"toggles": odd}, every=False) == f"launch_blocking=on {usual}"
+    moved = {"toggles": {**odd, "radix_cache": "on"}, "wanted": {"radix_cache": "off"}}
+    assert toggle_words(moved, every=False) == f"radix_cache=on->off launch_blocking=on {usual}"
     cell = {"cause": "crashed: illegal memory access", "backoff_until": 130.0, "restarts": 2, "pending": ""}
     assert why_words(cell, 100.0) == "crashed: illegal memory access; again in 30s; 2 restarts"
     assert (why_words({"restarts": 1}, 100.0), why_words({"restarts": 0}, 100.0)) == ("1 restart", None)

@@ -34,6 +34,28 @@ def test_a_muted_check_is_called_so_in_every_list() -> None:
     assert verdict_words(row) == "2 fail, 1 of them muted: train.nan"
 
 
+def test_every_log_that_is_watched_has_a_line() -> None:
+    daemon = ModelDaemon()
+    small_run(daemon)
+    mirror = mirror_of(daemon)
+    assert not any(line.startswith("log ") for line in picture(mirror))
+    now = mirror.server_time
+    mirror.state["log/a.log"] = {"state": "followed", "lines": 204, "last": now - 12, "behind": 3 << 20, "dropped": 7}
+    mirror.state["log/b.log"] = {"state": "unreadable", "lines": 0, "last": now - 12, "problem": "it is no text"}
+    mirror.state["log/c.log"] = {"state": "gone", "lines": 9, "last": now - 90}
+    mirror.state["log/d.log"] = {"state": "followed", "lines": 0, "last": now - 12}
+    mirror.state["log/e*.log"] = {"state": "missing", "lines": 0, "last": None}
+    lines = picture(mirror)
+    at = next(number for number, line in enumerate(lines) if line.startswith("log "))
+    assert [line.split(maxsplit=2) for line in lines[at + 1 : at + 6]] == [
+        ["a.log", "204", "last 12s ago, 3.1 MB still to read, 7 lines left out"],
+        ["b.log", "0", "cannot be read: it is no text"],
+        ["c.log", "9", "the file is gone, last 1m30s ago"],
+        ["d.log", "0", "empty"],
+        ["e*.log", "0", "not there yet"],
+    ]
+
+
 @pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This machine's clock shows UTC."""

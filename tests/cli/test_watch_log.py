@@ -14,7 +14,7 @@ from rltop.cli.connect import Place
 from rltop.cli.main import main
 from rltop.cli.watch import Subjects
 from rltop.cli.watch_far import watch_far
-from rltop.cli.watch_places import checked_args, checked_logs, checked_ray
+from rltop.cli.watch_places import checked_args, checked_logs, checked_ray, log_doubts
 from rltop.errors import RltopError
 from rltop.protocol.messages import LinesAnswer, LinesQuery
 from rltop.runs import find_run
@@ -26,14 +26,30 @@ Capture = pytest.CaptureFixture[str]
 RAY_STATUS = "======== Autoscaler status: x ========\nNode status\nActive:\n 2 node_a\nUsage:\n 0.0/8.0 GPU\n"
 
 
+def test_what_will_show_nothing_is_said_before_it_is_watched(tmp_path: Path) -> None:
+    binary, text_file, empty = tmp_path / "bin.log", tmp_path / "t.log", tmp_path / "empty.log"
+    binary.write_bytes(bytes(range(256)) * 8)
+    text_file.write_text("a line\n")
+    empty.touch()
+    later = str(tmp_path / "later*.log")
+    assert log_doubts([str(binary), str(text_file), str(empty), later]) == [
+        f"log bin.log cannot be read: it is no text ({binary})",
+        f"nothing matches {later} yet; it is looked for again",
+    ]
+
+
 def test_a_run_is_seen_from_its_log_alone(tmp_path: Path, runs_dir: Path, capsys: Capture) -> None:
     log, status, args = tmp_path / "train.log", tmp_path / "ray_status.txt", tmp_path / "run.sh"
     log.write_text(text(Plan(rollouts=9, dies_in=None)))
     status.write_text(RAY_STATUS)
     args.write_text("python train.py --rollout-batch-size 16 --lr 1e-6\n")
     words = ["watch", "--log", str(log), "--ray", str(status), "--args", str(args), "--headless", "--name", "w-1"]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    later = str(tmp_path / "later*.log")
+    assert main([*words, "--log", later, "--json"]) == 0
+    said = capsys.readouterr()
+    assert f"nothing matches {later} yet" in said.err
+    found = json.loads(said.out)
+    assert found["logs"].pop() == later
     assert (found["logs"], found["ray"], found["args"], found["engines"]) == ([str(log)], str(status), str(args), [])
     try:
         with Viewer(find_run("w-1")) as viewer:

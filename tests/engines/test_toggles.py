@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rltop.engines.flags import parse
 from rltop.engines.options import VERSIONS, table
+from rltop.engines.planning import stays
 from rltop.engines.rules import judge
 from rltop.engines.toggle_table import with_core_dump_file
 from rltop.engines.toggles import TOGGLES, change, choices, read_argv
@@ -326,3 +327,16 @@ def test_padding_is_off_where_every_size_is_captured_and_graphs_are_still_replay
     assert "replay no decode graph" in blind.warnings[0]
     both = change((), {}, {"cuda_graph_padding": "off", "speculative": "off"}, version="0.5.14", baseline=info)
     assert both.argv.count("--cuda-graph-bs-decode") == 1
+
+
+def test_what_an_earlier_change_pinned_and_this_one_leaves_is_said() -> None:
+    version, info = VERSIONS[-1], {"max_total_num_tokens": 131507, "random_seed": 7}
+    off = change(["--tp", "1"], {}, {"cuda_graph_padding": "off"}, version=version, baseline=info)
+    assert {"--max-total-tokens 131507", "--random-seed 7"} <= set(off.pins)
+    assert stays(["--tp", "1"], off, version=version) == [], "the plan tells of it as pinned"
+    on = change(off.argv, {}, {"cuda_graph_padding": "on"}, version=version, baseline=info)
+    assert stays(["--tp", "1"], on, version=version) == [
+        "stays as an earlier change set it: --max-total-tokens 131507, --random-seed 7"
+    ]
+    own = ["--tp", "1", "--random-seed", "7"]
+    assert stays(own, on, version=version) == ["stays as an earlier change set it: --max-total-tokens 131507"]

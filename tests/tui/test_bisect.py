@@ -201,7 +201,7 @@ async def test_without_control_nothing_can_be_sent() -> None:
 
 async def test_pause_and_stop_show_the_plan_and_need_a_reason() -> None:
     async with board(control=True) as made:
-        made.client.plan = Accepted("", ["end bisection 3", "engine 0, 1: back on their own flags"])
+        made.client.plan = Accepted("", ["end bisection 3", "engines 0, 1: back on their own flags"])
         await made.press("x")
         await made.shows("back on their own flags")
         assert isinstance(made.app.screen, PlanDialog)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from rltop.checks.events import DEDUP, own_frame, who, whole
+from rltop.checks.events import DEDUP, of_kind, own_frame, who, whole
 from rltop.checks.facts import engine_has, owned
 from rltop.checks.faults import HARDWARE_XIDS, Fault, engine_faults, first_fault
 from rltop.checks.known import match_fault
@@ -16,6 +17,7 @@ from rltop.checks.verdict import Evidence, Verdict
 ENGINE = "engine.ima"
 TRAINER = "train.ima"
 _NO_SPECULATION = "speculative decoding off: remove every --sglang-speculative-* flag"
+_GRAPH = re.compile(r"cuda graph: (?P<on>True|False)")
 _CORE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 CUDA_COREDUMP_FILE=/persistent/cuda_coredump_%h.%p.%t"
 
 
@@ -147,10 +149,18 @@ def _hardware_advice() -> tuple[str, ...]:
     )
 
 
+def _graphs_may_be_on(obs: Observations) -> bool:
+    """Neither settings nor the lines of decode batches say that no graph is replayed."""
+    if engine_has(obs, "disable_cuda_graph") is True:
+        return False
+    told = [found["on"] for event in of_kind(obs, "decode") if (found := _GRAPH.search(event.text))]
+    return not told or "True" in told
+
+
 def _own_switches(obs: Observations, engine: str) -> tuple[str, ...]:
     """The same with rltop's own tools, for an engine that it started."""
     steps = (
-        ("cuda_graph=off", engine_has(obs, "disable_cuda_graph") is not True),
+        ("cuda_graph=off", _graphs_may_be_on(obs)),
         ("speculative=off", engine_has(obs, "speculative_algorithm") is not False),
         ("overlap_schedule=off", engine_has(obs, "disable_overlap_schedule") is not True),
         ("deepep=off", engine_has(obs, "moe_a2a_backend", "enable_deepep_moe") is not False),
@@ -166,6 +176,7 @@ def _own_ladder(obs: Observations, fault: Fault, engine: str) -> tuple[str, ...]
         switches = tuple(one for one in switches if "cuda_graph" in one or "speculative" in one)
     both = ("rltop engine ab cuda_graph=off (half of the engines with, half without, on the same requests)",)
     return (
+        f"rltop bisect start --engine {engine} (tries them by itself, with the requests of the crash)",
         *switches,
         *(both if len(owned(obs)) > 1 and any("cuda_graph" in one for one in switches) else ()),
         f"rltop engine set launch_blocking=on cuda_graph=off --engine {engine} (it only locates)",
@@ -178,7 +189,7 @@ def _switches(obs: Observations) -> tuple[str, ...]:
     steps = (
         (
             "CUDA graph off: --sglang-disable-cuda-graph (then graphs on with --sglang-disable-cuda-graph-padding)",
-            engine_has(obs, "disable_cuda_graph") is not True,
+            _graphs_may_be_on(obs),
         ),
         (
             _NO_SPECULATION,

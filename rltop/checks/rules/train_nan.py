@@ -85,13 +85,15 @@ def _rank_of(quantity: str) -> int:
 def _of_point(bad: list[Point], point: Point, rank: int | None) -> Incident:
     same = [p for p in bad if p.order == point.order and p.rank == point.rank]
     step = point.step if point.axis == "train" else None
-    return Incident(point.order, point.name, point.value, point.rollout, step, rank, "", False, of_points(same), point.where)
+    told = of_points(same)
+    return Incident(point.order, point.name, point.value, point.rollout, step, rank, "", False, told, point.where)
 
 
 def _of_sample(sample: Sample) -> Incident:
     rollout = sample.rollout_id or 0
     order = (sample.segment, rollout, 0, rollout)
-    return Incident(order, "per-token log-probs", math.nan, rollout, None, None, "", False, of_samples([sample]), sample.where)
+    told = of_samples([sample])
+    return Incident(order, "per-token log-probs", math.nan, rollout, None, None, "", False, told, sample.where)
 
 
 def _of_line(line: TextLine) -> Incident | None:
@@ -103,7 +105,8 @@ def _of_line(line: TextLine) -> Incident | None:
     value = math.inf if "inf" in result and "nan" not in result else math.nan
     quantity = found["message"] or LOSS_OR_GRADIENT
     order = (line.segment, step, 1, step)
-    return Incident(order, quantity, value, None, step, int(found["rank"]), found["node"], True, (of_line(line),), line.where)
+    rank, told = int(found["rank"]), (of_line(line),)
+    return Incident(order, quantity, value, None, step, rank, found["node"], True, told, line.where)
 
 
 def _fine(obs: Observations, skipped: int) -> Verdict:

@@ -51,7 +51,7 @@ def _log(log: Mapping[str, Any], frame: Frame) -> tuple[str, str]:
     if isinstance(dropped, int) and dropped:
         text, style = f"{text}, {dropped:,} lines left out", "warn"
     if log.get("restarts"):
-        text += f", replaced {plain(log['restarts'])} times"
+        text += ", replaced once" if log["restarts"] == 1 else f", replaced {plain(log['restarts'])} times"
     return text, style
 
 
