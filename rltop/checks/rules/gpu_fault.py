@@ -226,7 +226,8 @@ def _ladder(obs: Observations, fault: Fault) -> tuple[str, ...]:
             f"a CUDA core dump names the kernel: {_CORE}",
         )
     return (
-        f"replay the same requests against one engine{soak}, one toggle at a time",
+        f"replay the same requests against one engine{soak}, one toggle at a time (rltop bisect does that by itself on "
+        "engines that rltop up started)",
         *_switches(obs),
         "another image of SGLang",
         "CUDA_LAUNCH_BLOCKING=1 together with CUDA graphs off (it only locates: it changes the timing)",
