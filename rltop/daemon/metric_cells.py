@@ -153,7 +153,10 @@ class MetricCells:
                     kept = self._set(rename.ours, step, ours, plan.ours_axis, rollout_id, now, name) and kept
                     if rename.ours not in self._told:
                         self._tell(rename)
-                seen = self._ranks.get(name if rename is None else rename.ours)
+                shown, shown_axis = (name, plan.axis) if rename is None else (rename.ours, plan.ours_axis)
+                seen = self._ranks.get(shown)
+                if seen is None and kept:  # the others may come later, with the same step
+                    seen = self._ranks[shown] = _Ranks(shown_axis)
                 if seen is not None:
                     self._see(seen, who, step, value if rename is None else ours)
             elif (

@@ -113,8 +113,8 @@ def test_the_first_ranks_keep_their_curves_and_the_fleet_is_folded_into_one_cell
     own = {f"m@{rank}" for rank in range(1, OWN_RANKS + 1)}
     assert curves(house) == {"m", "m@min", "m@max", *own}
     cell = house.state("ranks/m")
-    assert (cell["ranks"], cell["min"], cell["max"], cell["mean"]) == (999, 1.0, 999.0, 500.0)
-    assert (cell["min_rank"], cell["max_rank"]) == ("trainer/1", "trainer/999")
+    assert (cell["ranks"], cell["min"], cell["max"], cell["mean"]) == (1000, 0.0, 999.0, 499.5), "rank 0 came first"
+    assert (cell["min_rank"], cell["max_rank"]) == ("trainer/0", "trainer/999")
     assert last_values(house, "m@max") == [(1.0, 999.0)]
     assert house.state("source/trainer/0")["malformed"] == 0
 
