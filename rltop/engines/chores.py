@@ -149,6 +149,11 @@ class Verified:
         return [name for name, found in self.toggles.items() if found.holds is False]
 
     @property
+    def dumping(self) -> bool:
+        """CUDA core dumps are on."""
+        return "core_dump" in self.toggles and self.toggles["core_dump"].value == "on"
+
+    @property
     def blocking(self) -> bool:
         """Every launch blocks, and no graph hides several in one: where a fault is noticed is where it was launched."""
         seen = {name: found.value for name, found in self.toggles.items()}

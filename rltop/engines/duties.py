@@ -202,7 +202,7 @@ def _inspected(engine: Engine, found: chores.Verified) -> None:
     engine.watch.verified = found
     engine.watch.log.flags = scrub(found.info)
     engine.watch.log.blocking = found.blocking
-    engine.watch.log.dumping = found.toggles["core_dump"].value == "on" if "core_dump" in found.toggles else False
+    engine.watch.log.dumping = found.dumping
     engine.watch.health.speculative = found.wanted.get("speculative", "")
     if found.version != engine.record.version:
         engine.write(engine.record.changed(version=found.version))
