@@ -224,12 +224,12 @@ class Host:
     def _end_keeper(self, slot: _Slot) -> None:
         """It ends by itself when its tree is gone; one that does not (stopped, stuck) would hold the lock for ever."""
         kept = _keeper_of(slot.record)
-        deadline = self._clock() + KEEPER_S
+        deadline, killed = self._clock() + KEEPER_S, False
         while kept is not None and processes.alive(kept):
             if self._clock() > deadline:
-                if not self._family(slot):
-                    processes.send(kept, signal.SIGKILL)
-                return
+                if killed or self._family(slot) or not processes.send(kept, signal.SIGKILL):
+                    return
+                deadline, killed = self._clock() + KILL_S, True
             time.sleep(POLL_S)
 
     def remains(self, launched: Launched) -> Remains:
