@@ -188,7 +188,7 @@ import ctypes, os, sys
 parent = os.getppid()
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: nobody is left to escalate from SIGTERM
 if os.getppid() != parent: os._exit(1)
-os.execv(sys.argv[1], sys.argv[1:])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Run between fork and SGLang. In a process of its own, because code between fork and exec in a threaded parent may
 deadlock. The kernel sends the signal when the *thread* that launched ends: launch SGLang from one that stays."""

@@ -7,6 +7,7 @@ milliseconds, instead of failing in a worker a minute later.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,13 @@ def preflight(config: TrainConfig) -> None:
     _check_split(config)
     if config.ref_load is not None:
         require_checkpoint(config.ref_load, flag="--ref-load", chat_template=False)
-    if config.engine_python is not None and not config.engine_python.is_file():
-        raise RltopError("no such interpreter", where=f"--engine-python {config.engine_python}", why="there is no file")
+    if config.engine_python is not None and shutil.which(config.engine_python) is None:
+        raise RltopError(
+            "no such interpreter",
+            where=f"--engine-python {config.engine_python}",
+            why="no program of this name can be started, here or from PATH",
+            do="give the path of the Python that has SGLang",
+        )
     _check_resume(config)
     rollouts, training = config.rollout_dumps, config.train_dumps
     if config.dump_details is not None:

@@ -67,6 +67,14 @@ def test_an_engine_runs_in_its_own_session_and_carries_its_marker(tmp_path: Path
         engine.stop(0)
 
 
+def test_an_interpreter_is_looked_for_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = _script(tmp_path, SERVE)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    engine = launch_engine(_fake(tmp_path, SERVE, python=Path(script.name)), ready=_always)
+    assert engine.poll() is None
+    engine.stop(0)
+
+
 def test_stop_ends_the_children_too(tmp_path: Path) -> None:
     engine = launch_engine(_fake(tmp_path, SERVE), ready=_always)
     engine.note_descendants()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,3 +87,14 @@ def test_a_model_that_does_not_divide_is_refused_before_anything_starts(good: Pa
     with pytest.raises(RltopError, match="key/value heads do not divide") as caught:
         preflight(parse_args(four))
     assert "rltop's tiny model" in caught.value.why
+
+
+def test_an_interpreter_is_a_path_or_a_name(good: Path, tmp_path: Path) -> None:
+    args = ["--hf-checkpoint", str(good), "--engine", "sglang", "--engine-python"]
+    for known in (sys.executable, "sh"):
+        preflight(parse_args([*args, known]))
+    (tmp_path / "text").write_text("not a program")
+    for unknown in ("/no/python", "no-such-python", str(tmp_path / "text")):
+        with pytest.raises(RltopError, match="no such interpreter") as caught:
+            preflight(parse_args([*args, unknown]))
+        assert caught.value.where == f"--engine-python {unknown}"
