@@ -254,6 +254,13 @@ class MegatronBackend:
         # The planted fault: the mean over tokens times their number. Only the loss is wrong, the other metrics are not.
         scale = sum(sum(mask_of(sample)) for sample in samples) if summed else 1
 
+        # Before the schedule: a copy to the device between a forward and its backward would wait for the forward.
+        terms = {
+            micro.samples: token_terms(
+                [samples[index] for index in micro.samples], [weights[index] for index in micro.samples], self._device
+            )
+            for micro in batches
+        }
         mine: dict[int, Tensor] = {}
 
         def micro_loss(micro: MicroBatch, seen: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -261,10 +268,7 @@ class MegatronBackend:
             if capture is not None:
                 both = seen.detach().cpu()
                 mine.update(zip(micro.samples, torch.split(both, list(micro.sizes), dim=1), strict=True))
-            terms = token_terms(
-                [samples[index] for index in micro.samples], [weights[index] for index in micro.samples], self._device
-            )
-            share, metrics = policy_loss(log_probs, entropy, terms, loss)
+            share, metrics = policy_loss(log_probs, entropy, terms[micro.samples], loss)
             return share * scale, metrics | {"loss": metrics["loss"] * scale}
 
         self._set_lr(self._optimizer, self.config.lr * min(1.0, (self._steps + 1) / (self.config.lr_warmup_steps + 1)))
@@ -314,13 +318,16 @@ class MegatronBackend:
     def _cold_step(self, batch: Sequence[HasTokens]) -> float:
         masks = [mask_of(sample) for sample in batch]
         weights = token_weights(masks, per_token=True, total=max(1, sum(map(sum, masks))))
+        batches = self._micro_batches(batch)
+        flat_weights = {
+            micro.samples: flat([weights[index] for index in micro.samples], self._device) for micro in batches
+        }
 
         def micro_loss(micro: MicroBatch, seen: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            weight = flat([weights[index] for index in micro.samples], self._device)
-            loss = -(seen[0] * weight).sum()
+            loss = -(seen[0] * flat_weights[micro.samples]).sum()
             return loss, {"loss": loss.detach()}
 
-        metrics = self._backward(self._micro_batches(batch), micro_loss, self._cold_optimizer)
+        metrics = self._backward(batches, micro_loss, self._cold_optimizer)
         self._update(self._cold_optimizer)
         return metrics["loss"]
 
@@ -448,7 +455,10 @@ class MegatronBackend:
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
         shares = self._forward(batches, micro_loss, entropy=entropy)
-        mine = {name: sum(share[name].item() for share in shares) for name in shares[0]} if shares else {}
+        mine: dict[str, float] = {}
+        if shares:  # one copy to the host for all of them
+            table = torch.stack([torch.stack(list(share.values())) for share in shares]).tolist()
+            mine = dict(zip(shares[0], map(sum, zip(*table, strict=True)), strict=True))
         return self.ranks.from_last_stage(self.ranks.sum_over_replicas(mine))
 
     def _update(self, optimizer: Any) -> dict[str, float]:
