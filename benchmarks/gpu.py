@@ -7,10 +7,11 @@ The trainer's actor and the rollout manager run in this process behind the ports
 GPU each: `CUDA_VISIBLE_DEVICES=1` for this process and `--engine-env CUDA_VISIBLE_DEVICES=0` for the engine.
 
 run: memory through the turns, the numbers of the first step. push: the weights alone. ab: turns with rltop on and off
-(`gpu_turns`). rollout: throughput beside `sglang.bench_serving`. step: a train step beside a bare Megatron-Core loop
-over the same micro-batches; it needs no engine. resume: --save and --load (`gpu_resume`). push, ab and rollout come
-after run. Each part goes into DIR/found.json as soon as it is there, and as one line of JSON to standard output. What
-fails says so and the rest goes on.
+(`gpu_turns`); same: the same on one batch again and again, ten times `--pairs`, also without an engine on what
+`--load-debug-rollout-data` names. rollout: throughput beside `sglang.bench_serving`. step: a train step beside a bare
+Megatron-Core loop over the same micro-batches; it needs no engine. resume: --save and --load (`gpu_resume`). push, ab,
+same and rollout come after run. Each part goes into DIR/found.json as soon as it is there, and as one line of JSON to
+standard output. What fails says so and the rest goes on.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.gpu_parts import push_alone, rollout_beside_sglang, step_beside_megatron
+from benchmarks.gpu_parts import awake, push_alone, rollout_beside_sglang, step_beside_megatron
 from benchmarks.gpu_resume import resume
 from benchmarks.gpu_turns import Timed, on_and_off
 from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig, parse_args
-from rltop.train.loop import History, Loop
+from rltop.train.loop import History, Loop, version_for
 from rltop.train.narrator import Narrator, configure_console
 from rltop.train.ports import EngineFacts, MemoryLook, Resync, RolloutBatch, StepSample, SyncReport
 from rltop.train.rollout_manager import RolloutManager
@@ -60,12 +61,16 @@ SIZES = {
         seed=1,
     ),
 }
-PARTS = ("run", "push", "ab", "rollout", "step")
+PARTS = ("run", "push", "ab", "same", "rollout", "step")
 """By default; `resume` brings runs of its own."""
 ALONE = ("step", "resume")
 """What needs no run before it."""
-TIMED = ("push", "ab", "rollout", "step")
+TIMED = ("push", "ab", "same", "rollout", "step")
 """What other work on the machine would disturb."""
+
+
+SAME_PAIRS = 10
+"""How many times as many pairs on one batch as with rollouts."""
 
 
 def used_mib() -> list[int]:
@@ -211,13 +216,20 @@ class Bench:
             )
             rollouts.narrator = loop.narrator
 
-            def turns() -> dict[str, Any]:
-                return on_and_off(loop, rollouts.facts, self.config.num_rollout, self.pairs)
+            def turns(same_batch: bool) -> dict[str, Any]:
+                # After the run's own rollouts, and `same` after those of `ab`: no rollout comes twice.
+                first = self.config.num_rollout + (2 * self.pairs + 2 if same_batch else 0)
+                pairs = self.pairs * (SAME_PAIRS if same_batch else 1)
+                if rollouts.facts:  # a step that was measured alone changed the weights
+                    with awake(self.config, trainer, weights_only=True):
+                        loop._push(version_for(first), first)
+                return on_and_off(loop, rollouts.facts, first, pairs, same_batch=same_batch)
 
             work: Mapping[str, Callable[[], Any]] = {
                 "run": lambda: self._run(loop, trainer, notes, timed),
                 "push": lambda: push_alone(self.config, trainer, rollouts.facts[0]),
-                "ab": turns,
+                "ab": lambda: turns(False),
+                "same": lambda: turns(True),
                 "rollout": lambda: rollout_beside_sglang(
                     self.config, manager, rollouts.facts[0], self.work, self.checkpoint
                 ),
@@ -226,7 +238,8 @@ class Bench:
             }
             try:
                 for part in parts:
-                    if part not in ALONE and part != "run" and not rollouts.facts:
+                    alone = part in ALONE or (part == "same" and self.config.mode == "train-only")
+                    if not alone and part != "run" and not rollouts.facts:
                         failed += self._part(part, _nothing_runs)
                         continue
                     with quiet(self.lock if part in TIMED else None):

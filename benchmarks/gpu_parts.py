@@ -9,10 +9,13 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.gpu_turns import overhead
 from rltop.engines.client import EngineClient
 from rltop.train.arguments import TrainConfig
 from rltop.train.ports import EngineFacts
@@ -21,7 +24,7 @@ from rltop.train.trainer_actor import TrainActor
 
 PUSHES = 5
 TURNS = 3
-STEPS = 9
+STEPS = 33
 KERNELS, KERNEL_NAME = 40, 240
 """How many kernels of a step are told, and how much of a name: torch's elementwise kernels differ in their functor
 only, which comes late in it."""
@@ -194,7 +197,7 @@ def _steps(config: TrainConfig, trainer: TrainActor) -> dict[str, Any]:
 
     timed: dict[str, list[float]] = {"bare": [], "ours": []}
     for turn in range(STEPS):
-        for name, work in (("bare", bare), ("ours", ours)):
+        for name, work in (("bare", bare), ("ours", ours)) if turn % 2 else (("ours", ours), ("bare", bare)):
             _settle(torch)
             began = time.monotonic()
             work()
@@ -202,16 +205,33 @@ def _steps(config: TrainConfig, trainer: TrainActor) -> dict[str, Any]:
             if turn:  # the first of each compiles and allocates
                 timed[name].append(time.monotonic() - began)
     profiles = {"bare": _profile(torch, bare), "ours": _profile(torch, ours)}
-    ratio = statistics.median(timed["ours"]) / statistics.median(timed["bare"])
+    waits = {"bare": _waits(torch, bare), "ours": _waits(torch, ours)}
     tokens = sum(micro.tokens.numel() for micro in batches)
     return timed | {
-        "ratio": ratio,
+        "ratio": statistics.median(timed["ours"]) / statistics.median(timed["bare"]),
+        "above_one": overhead(timed["ours"], timed["bare"]),
+        "waits": waits,
         "micro_batches": len(batches),
         "tokens": tokens,
         "peak_gib": {name: profile.peak_gib for name, profile in profiles.items()},
         "gpu_ms": {name: profile.milliseconds for name, profile in profiles.items()},
         "kernels": {name: profile.kernels for name, profile in profiles.items()},
     }
+
+
+def _waits(torch: Any, work: Callable[[], None]) -> dict[str, int]:
+    """Where the host waited for the GPU in one step, and how often: `file:line` -> times."""
+    if not torch.cuda.is_available():
+        return {}
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    places = Counter("/".join(Path(one.filename).parts[-2:]) + f":{one.lineno}" for one in seen)
+    return dict(places.most_common())
 
 
 class Profile(NamedTuple):

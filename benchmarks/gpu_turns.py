@@ -1,4 +1,6 @@
-"""What rltop costs a turn of training: rollout, steps and sync with rltop on and off, in pairs.
+"""What rltop costs a turn of training: rollout, steps and sync with rltop on and off, in pairs. And what it costs the
+part after the rollout alone, on one batch again and again: two rollouts never take the same time, two steps on the same
+tokens nearly do.
 
 On: a daemon takes the records, scrapes the engine and follows its log. Off: nobody is told anything and the daemon is
 stopped (SIGSTOP), so that it costs nothing either. Trainer, engine and seeds are those of one run; the order within a
@@ -16,7 +18,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rltop.daemon.spawn import start_daemon, stop_daemon
@@ -24,11 +26,13 @@ from rltop.reporter import Reporter
 from rltop.runs import RunInfo
 from rltop.train.loop import Loop, version_for
 from rltop.train.narrator import Narrator
-from rltop.train.ports import EngineFacts
+from rltop.train.ports import EngineFacts, RolloutBatch
 
 SETTLE_S = 0.5
 """For a daemon that was stopped to catch up, before the clock runs."""
 DRAWS = 2_000
+PARTS = ("rollout", "train", "step", "sync", "turn")
+"""`step` is what of `train` the optimizer's steps took."""
 
 
 class Timed:
@@ -60,28 +64,36 @@ class Timed:
 class Leg:
     """The turns of one side."""
 
-    parts: dict[str, list[float]] = field(default_factory=lambda: {"rollout": [], "train": [], "sync": [], "turn": []})
+    parts: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PARTS})
     tokens: list[int] = field(default_factory=list)
 
-    def turn(self, loop: Loop, rollout_id: int) -> None:
-        """One turn of the loop, timed in its three parts."""
+    def turn(self, loop: Loop, rollout_id: int, batch: RolloutBatch | None = None) -> RolloutBatch:
+        """One turn of the loop, timed in its three parts. With a batch there is no rollout: it is trained on again."""
         marks = [time.monotonic()]
-        batch = loop._generate(rollout_id, first=False)
+        if batch is None:
+            batch = loop._generate(rollout_id, first=False)
         marks.append(time.monotonic())
-        perf = loop._train(batch, marks[0])
+        perf = loop._train(replace(batch, rollout_id=rollout_id), marks[0])
         marks.append(time.monotonic())
         loop._sync(version_for(rollout_id + 1), rollout_id + 1, perf)
         marks.append(time.monotonic())
         for name, began, ended in zip(("rollout", "train", "sync"), marks, marks[1:], strict=False):
             self.parts[name].append(ended - began)
         self.parts["turn"].append(marks[-1] - marks[0])
+        self.parts["step"].append(perf["perf/actor_train_time"])
         self.tokens.append(sum(len(sample.response_ids) for sample in batch.samples))
+        return batch
 
 
-def on_and_off(loop: Loop, engines: Sequence[EngineFacts], first: int, pairs: int) -> dict[str, Any]:
-    """`pairs` pairs of turns from rollout `first` on. `overhead` is (on - off) / off of the medians, with the range
-    that 95 % of resampled pairs give."""
+def on_and_off(
+    loop: Loop, engines: Sequence[EngineFacts], first: int, pairs: int, *, same_batch: bool = False
+) -> dict[str, Any]:
+    """`pairs` pairs of turns from rollout `first` on; with `same_batch` all of them train on the first one's samples.
+
+    `overhead` is (on - off) / off of the medians, with the range that 95 % of resampled pairs give.
+    """
     legs = {"on": Leg(), "off": Leg()}
+    batch = None
     with (
         _daemon(engines) as run,
         Reporter(address=run.sockets["ingest"], run=run.name) as reporter,
@@ -92,19 +104,20 @@ def on_and_off(loop: Loop, engines: Sequence[EngineFacts], first: int, pairs: in
         narrators["on"].run(framework="rltop", args={}, mode="full", backend="", stand_ins=[], injected_faults=[])
         for engine in engines:
             narrators["on"].engine(engine, "HEALTHY")
-        loop._push(version_for(first), first)  # a step that was measured alone changed the trainer's weights
         rollout_id = first
         for pair in range(-1, pairs):  # the first pair warms up
             for name in ("on", "off") if pair % 2 else ("off", "on"):
                 os.kill(run.pid, signal.SIGCONT if name == "on" else signal.SIGSTOP)
                 time.sleep(SETTLE_S)
                 leg = legs[name] if pair >= 0 else Leg()
-                leg.turn(_with(loop, narrators[name]), rollout_id)
+                last = leg.turn(_with(loop, narrators[name]), rollout_id, batch)
+                batch = last if same_batch else None
                 rollout_id += 1
         dropped = reporter.dropped
+    parts = [name for name in PARTS if not (same_batch and name == "rollout")]
     return {
         "pairs": pairs,
-        "overhead": {name: overhead(legs["on"].parts[name], legs["off"].parts[name]) for name in legs["on"].parts},
+        "overhead": {name: overhead(legs["on"].parts[name], legs["off"].parts[name]) for name in parts},
         "on": legs["on"].parts,
         "off": legs["off"].parts,
         "tokens": {name: leg.tokens for name, leg in legs.items()},
