@@ -13,6 +13,7 @@ Never a wrong name for the sake of a name.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from typing import Literal
 from rltop.bisect.belief import Belief, believe
 from rltop.bisect.hazard import Grid, load_grid, starts_grid
 from rltop.bisect.outlook import Group, Outlook, Window
-from rltop.bisect.proof import DOUBTFUL, SURVIVES, Asked, Owed, Seen, owed, paid, seen, told_by
+from rltop.bisect.proof import DOUBTFUL, Asked, Owed, Seen, owed, paid, quiet_for, seen, told_by
 from rltop.bisect.space import OTHER, Space
 from rltop.bisect.story import minutes_text
 from rltop.bisect.trials import Running, Trial
@@ -290,32 +291,34 @@ class Planner:
         return max(found)
 
     def _last_word(
-        self, belief: Belief, lacks: list[int], trials: Sequence[Trial], running: Sequence[Running], engine: str
+        self, belief: Belief, lacks: dict[int, float], trials: Sequence[Trial], running: Sequence[Running], engine: str
     ) -> Next | None:
         """What a named culprit still lacks. It is believed anyway and so tells little, but a person wants it."""
         culprit, chance = belief.best()
         if chance < self._sure(culprit):
             return None
         if engine not in told_by(trials, engine):
-            lacks = [arm for arm in lacks if arm & culprit == culprit]
+            lacks = {arm: left for arm, left in lacks.items() if arm & culprit == culprit}
         if not lacks:
             return None
         # Engines share what is lacking, and one that does its part already goes on with it.
         at_work = {one.arm: one.engine == engine for one in sorted(running, key=lambda one: one.engine == engine)}
         arm = min(lacks, key=lambda arm: 0 if at_work.get(arm) else 1 if arm not in at_work else 2)
         length = self._lengths(belief.mean_minutes())[-1]
-        outlook = Outlook(belief)
-        crash = outlook.crash(outlook.group(arm), outlook.window(length))
         must = "nothing but it is on, and it has to crash"
         if arm & culprit != culprit:
+            if self.exposure == "load" and arm in self._ask(culprit).witnessed:
+                length = self._bounded(lacks[arm])  # no longer than is asked for
             must = f"without {', '.join(self.space.names(self.space.all_on & ~arm))}, and it has to be quiet"
+        outlook = Outlook(belief)
+        crash = outlook.crash(outlook.group(arm), outlook.window(length))
         why = f"{self.space.words(culprit)} is {chance:.0%} sure: now {must}"
         return Next(arm, self._minutes(length), 0.0, crash, why)
 
-    def _lacks(self, belief: Belief, shown: Seen, mean: float) -> list[int]:
+    def _lacks(self, belief: Belief, shown: Seen, mean: float) -> dict[int, float]:
         """Arms that have not yet shown what a person asks for before the likeliest culprit is named."""
         culprit, _ = belief.best()
-        return [] if culprit == OTHER else shown.lacks(self._ask(culprit), mean)
+        return {} if culprit == OTHER else shown.lacks(self._ask(culprit), mean)
 
     def _seen(self, trials: Sequence[Trial], running: Sequence[Running]) -> Seen:
         engines = told_by(trials, *(one.engine for one in running))
@@ -329,13 +332,15 @@ class Planner:
     def _ask(self, culprit: int) -> Asked:
         if (found := self._asks.get(culprit)) is None:
             core = self.space.core(culprit)
-            rests = [self._effective(self.space.all_on & ~self.space.mask([one])) for one in self.space.names(core)]
-            found = Asked(
+            witness: dict[int, float] = {}
+            for member in map(self.space.mask, ([name] for name in self.space.names(core))):
+                if (rest := self._effective(self.space.all_on & ~member)) not in self.barred:
+                    witness[rest] = min(self.space.witnessed(culprit, member), witness.get(rest, math.inf))
+            self._asks[culprit] = found = Asked(
                 self._bare(culprit),
-                tuple(rest for rest in rests if rest not in self.barred),
-                SURVIVES[min(core.bit_count(), len(SURVIVES)) - 1],
+                {rest: quiet_for(core.bit_count(), factor) for rest, factor in witness.items()},
+                frozenset(rest for rest, factor in witness.items() if factor > 1.0),
             )
-            self._asks[culprit] = found
         return found
 
     def _sure(self, culprit: int) -> float:

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 
 from rltop.bisect.trials import Running, Trial
 
 SURVIVES = (4.0, 2.9, 2.0)
 """Quiet with everything on but a member of a named single, pair or triple, in mean times to a crash, at the least."""
+WITNESSED = 1.0
+"""The same of a member that facts speak for, however loudly."""
 DOUBTFUL = 0.01
 """Nothing is owed to a culprit that is believed less."""
 
@@ -30,10 +33,10 @@ class Asked:
 
     bare: int
     """The arm with the fewest toggles on that has it: it has to crash."""
-    rests: tuple[int, ...]
-    """Everything on but one member, per member: each has to be quiet."""
-    times: float
-    """So many mean times to a crash."""
+    rests: Mapping[int, float]
+    """Everything on but one member, per member: each has to be quiet, for so many mean times to a crash."""
+    witnessed: frozenset[int] = frozenset()
+    """Those of members that a fact speaks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,16 @@ class Seen:
     quiet: Mapping[int, float]
     """Per arm: quiet exposure (minutes or starts) since its last crash, on engines whose quiet says something."""
 
-    def lacks(self, asked: Asked, mean: float) -> list[int]:
-        """Arms that have not shown it yet. mean: exposure that a crash takes where it comes."""
-        found = [] if asked.bare in self.crashed else [asked.bare]
-        return found + [rest for rest in asked.rests if self.quiet.get(rest, 0.0) < asked.times * mean]
+    def lacks(self, asked: Asked, mean: float) -> dict[int, float]:
+        """Arms that have not shown it yet -> the quiet that is lacking there; where it has to crash, `mean`.
+
+        mean: exposure that a crash takes where it comes.
+        """
+        found = {} if asked.bare in self.crashed else {asked.bare: mean}
+        for rest, times in asked.rests.items():
+            if (left := times * mean - self.quiet.get(rest, 0.0)) > 0.0:
+                found[rest] = left
+        return found
 
 
 def seen(trials: Iterable[Trial], running: Iterable[Running], engines: frozenset[str], *, starts: bool) -> Seen:
@@ -67,6 +76,16 @@ def seen(trials: Iterable[Trial], running: Iterable[Running], engines: frozenset
         if one.engine in engines:
             quiet[one.arm] = quiet.get(one.arm, 0.0) + one.minutes
     return Seen(frozenset(crashed), quiet)
+
+
+def quiet_for(members: int, witnessed: float) -> float:
+    """Mean times to a crash that are asked for without one of so many members.
+
+    Quiet for t mean times is e**t times likelier of a member than of what has no part in the culprit. A fact that is so
+    many times likelier (`Space.witnessed`) has shown some of that already.
+    """
+    most = SURVIVES[min(members, len(SURVIVES)) - 1]
+    return max(min(WITNESSED, most), most - log(witnessed))
 
 
 def told_by(trials: Sequence[Trial], *others: str) -> frozenset[str]:
@@ -88,11 +107,8 @@ def owed(asked: Iterable[tuple[float, Asked]], shown: Seen, mean: float, others:
         at_work[one.arm] = at_work.get(one.arm, 0) + 1
     found: dict[int, list[tuple[float, float]]] = {}
     for chance, wants in asked:
-        if wants.bare not in shown.crashed:
-            found.setdefault(wants.bare, []).append((chance, mean / 2 ** at_work.get(wants.bare, 0)))
-        for rest in wants.rests:
-            if (left := wants.times * mean - shown.quiet.get(rest, 0.0)) > 0.0:
-                found.setdefault(rest, []).append((chance, left / 2 ** at_work.get(rest, 0)))
+        for arm, left in shown.lacks(wants, mean).items():
+            found.setdefault(arm, []).append((chance, left / 2 ** at_work.get(arm, 0)))
     return found
 
 

@@ -69,6 +69,8 @@ class Space:
     """One per culprit; they sum to 1."""
     alike: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Culprits that stand for several which no trial can tell apart -> all of these, itself perhaps not among them."""
+    told: tuple[float, ...] = ()
+    """One per culprit: its factor by the facts, which `prior` has in it. Empty: no facts."""
 
     @property
     def all_on(self) -> int:
@@ -101,6 +103,16 @@ class Space:
         told = " x ".join(self.names(core)) or "none of these"
         return f"{told}, alone or with {', '.join(doubtful)}" if doubtful else told
 
+    def witnessed(self, culprit: int, member: int) -> float:
+        """How many times likelier the facts are with this culprit than with any that has nothing to do with a member of
+        it (mask). At least 1, which says that the facts do not speak for the member."""
+        if not self.told:
+            return 1.0
+        without = [
+            factor for one, factor in zip(self.culprits, self.told, strict=True) if one == OTHER or not one & member
+        ]
+        return max(1.0, self.told[self.culprits.index(culprit)] / max(without))
+
     def core(self, culprit: int) -> int:
         """The toggles that are part of it for certain: of the culprits that it stands for, what all have."""
         found = culprit
@@ -118,12 +130,16 @@ class Space:
         """Culprits that no trial can tell apart made one. into: culprit -> mask of the one that stands for it."""
         members: dict[int, list[int]] = {}
         prior: dict[int, float] = {}
-        for culprit, chance in zip(self.culprits, self.prior, strict=True):
+        untold: dict[int, float] = {}
+        told = self.told or (1.0,) * len(self.culprits)
+        for culprit, chance, factor in zip(self.culprits, self.prior, told, strict=True):
             stands = into.get(culprit, culprit)
             members.setdefault(stands, []).append(culprit)
             prior[stands] = prior.get(stands, 0.0) + chance
+            untold[stands] = untold.get(stands, 0.0) + chance / factor
         alike = {stands: tuple(found) for stands, found in members.items() if found != [stands]}
-        return Space(self.toggles, tuple(prior), tuple(prior.values()), alike)
+        factors = tuple(chance / untold[stands] if chance else 1.0 for stands, chance in prior.items())
+        return Space(self.toggles, tuple(prior), tuple(prior.values()), alike, factors if self.told else ())
 
 
 def space(toggles: Sequence[str], priors: Priors = NO_PRIORS, *, factors: Mapping[str, float] | None = None) -> Space:
@@ -145,18 +161,21 @@ def space(toggles: Sequence[str], priors: Priors = NO_PRIORS, *, factors: Mappin
     total = sum(priors.weights.get(name, priors.default_weight) for name in toggles)
     single = {name: priors.weights.get(name, priors.default_weight) / total for name in toggles}
     shares = [1.0 - priors.pairs - priors.triples, priors.pairs, priors.triples][: len(toggles)]
-    culprits, prior = [0], [priors.none * factors.get("none", 1.0)]
+    culprits, prior, told = [0], [priors.none * factors.get("none", 1.0)], [factors.get("none", 1.0)]
     for size, share in enumerate(shares, start=1):
         groups = list(combinations(toggles, size))
         weights = [prod(single[name] for name in group) * _together(group, priors) for group in groups]
         scale = share / sum(shares) * (1.0 - priors.none - priors.other) / sum(weights)
         for group, weight in zip(groups, weights, strict=True):
             culprits.append(sum(1 << toggles.index(name) for name in group))
-            prior.append(weight * scale * prod(factors.get(name, 1.0) for name in group))
+            told.append(prod(factors.get(name, 1.0) for name in group))
+            prior.append(weight * scale * told[-1])
     culprits.append(OTHER)
     prior.append(priors.other)
+    told.append(1.0)
     whole = sum(prior)
-    return Space(tuple(toggles), tuple(culprits), tuple(weight / whole for weight in prior))
+    chances = tuple(weight / whole for weight in prior)
+    return Space(tuple(toggles), tuple(culprits), chances, told=tuple(told) if factors else ())
 
 
 def _together(group: Sequence[str], priors: Priors) -> float:
