@@ -11,7 +11,7 @@ import pytest
 from rltop.bisect.belief import Trial
 from rltop.bisect.hazard import laws
 from rltop.bisect.planner import NONE_LEFT, PATIENCE, SURE, Planner
-from rltop.bisect.proof import SURVIVES
+from rltop.bisect.proof import SURVIVES, WITNESSED, quiet_for
 from rltop.bisect.space import OTHER, space
 from rltop.evidence.priors import load
 
@@ -79,6 +79,10 @@ def test_the_constants_are_the_codes() -> None:
     assert f"at least {SURE[0]:.0%} ({SURE[1]:.0%} on several engines)".replace("%", " %") in flat
     assert f"at most {NONE_LEFT[0]:.1%} ({NONE_LEFT[1]:.1%})".replace("%", " %") in flat
     assert f"for {SURVIVES[0]} mean times to a crash (of a pair {SURVIVES[1]}, of a triple {SURVIVES[2]})" in flat
+    told = f"{SURVIVES[0] - quiet_for(1, 15.0):.1f} (the logarithm of 15) of the {SURVIVES[0]} have been shown"
+    assert told in flat
+    assert f"is asked for {quiet_for(1, 15.0):.1f} mean times" in flat
+    assert f"{WITNESSED} is always asked for" in flat
     assert f"at least {PATIENCE} times better" in flat
 
 
