@@ -54,7 +54,7 @@ def pins(wanted: Mapping[str, str], parsed: Parsed, spec: Table, baseline: Mappi
     for name in (*moved, "random_seed"):
         if name in wanted or parsed.is_given(name):
             continue
-        value = _value(name, baseline)
+        value = baseline_value(name, baseline)
         option = next(iter(spec.named(name)), None)
         if option is None or value in (None, "", "auto", [], option.default):
             continue
@@ -75,7 +75,11 @@ def shared(options: Sequence[str], toggles: Collection[str]) -> list[str]:
     return [option for option in options if option.partition(" ")[0] not in tried]
 
 
-def _value(name: str, baseline: Mapping[str, Any]) -> Any:
+def baseline_value(name: str, baseline: Mapping[str, Any]) -> Any:
+    """What the engine of this `/server_info` has in a field of its arguments, resolved: None where it does not say.
+
+    max_running_requests is that of the whole engine, of which a data-parallel rank has a share.
+    """
     states: Sequence[Any] = baseline.get("internal_states") or ({},)
     inner = states[0] if isinstance(states[0], Mapping) else {}
     match name:

@@ -13,6 +13,7 @@ from typing import Any
 from rltop.engines import toggle_table as t
 from rltop.engines.flags import Parsed, strip
 from rltop.engines.options import Table
+from rltop.engines.pins import baseline_value
 from rltop.engines.rules import Judgement, judge
 from rltop.engines.rules_models import OWN_DRAFT
 
@@ -89,14 +90,14 @@ def _set_padding(value: str, draft: Draft) -> None:
         return
     broken, replays = draft.spec.version == "0.5.14", draft.before.fields["cuda_graph_config"]["decode"]["backend"]
     option = next(iter(draft.spec.named(t.DECODE_SIZES)), None)
-    shown = (draft.baseline.get("cuda_graph_config") or {}).get("decode") or {}
-    known = given or (shown.get("bs") if broken and not draft.parsed.is_given("cuda_graph_config") else None)
+    shown = baseline_value(t.DECODE_SIZES, draft.baseline)
+    known = given or (shown if broken and not draft.parsed.is_given("cuda_graph_config") else None)
     if replays == "disabled" or option is None or not known:
         draft.add.append(["--disable-cuda-graph-padding"])
         if broken and replays != "disabled":
             draft.warnings.append("SGLang 0.5.14 and 0.5.15 replay no decode graph at all with this flag")
         return
-    most, running = max(known), draft.baseline.get("max_running_requests")
+    most, running = max(known), baseline_value("max_running_requests", draft.baseline)
     draft.strip.add(t.DECODE_SIZES)
     sizes = range(1, min(most, running or most) + 1)
     draft.add.append([max(option.spellings, key=len), *map(str, sizes)])

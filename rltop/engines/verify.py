@@ -136,8 +136,8 @@ def _padding(wanted: str, shown: Mapping[str, str | None], seen: _Seen) -> Effec
     if given := seen.fields.get(DECODE_SIZES):  # a list that was given is captured as it is, padded or not
         source = "/server_info: every size is captured" if every_size(given) else "/server_info"
         return Effective(value, wanted == value, source)
-    if len(sizes) > 2 and sizes == list(range(1, len(sizes) + 1)):
-        return Effective("off", wanted == "off", f"capture line of the log: every size from 1 to {sizes[-1]}")
+    if every_size(sizes):
+        return Effective("off", wanted == "off", f"capture line of the log: every size from 1 to {max(sizes)}")
     if sizes and value == "off":
         return Effective("on", wanted == "on", f"capture line of the log: only sizes {sizes[:6]}…")
     return Effective(value, wanted == value, "/server_info")

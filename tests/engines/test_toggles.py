@@ -325,6 +325,11 @@ def test_padding_is_off_where_every_size_is_captured_and_graphs_are_still_replay
     blind = change((), {}, {"cuda_graph_padding": "off"}, version="0.5.14", baseline={})
     assert blind.argv == ("--disable-cuda-graph-padding",)
     assert "replay no decode graph" in blind.warnings[0]
+    ranks = {"dp_size": 2, "internal_states": [{"effective_max_running_requests_per_dp": 9}]}
+    shared = H200 | ranks | {"max_running_requests": None}
+    off = change((), {}, {"cuda_graph_padding": "off"}, version="0.5.14", baseline=shared)
+    assert list(off.argv[:19]) == every[:19], "no size that cannot come, and every one that can"
+    assert off.argv[19:20] != ("19",)
     both = change((), {}, {"cuda_graph_padding": "off", "speculative": "off"}, version="0.5.14", baseline=info)
     assert both.argv.count("--cuda-graph-bs-decode") == 1
 
