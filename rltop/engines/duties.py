@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltop.engines import chores
 from rltop.engines.client import AsyncEngineClient
-from rltop.engines.crash import Stage
+from rltop.engines.crash_phase import Stage
 from rltop.engines.launcher import STAND_INS, Launcher, LaunchSpec, LostNode, Remains
 from rltop.engines.requests import Required
 from rltop.engines.scrape import EngineStats

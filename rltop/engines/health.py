@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from rltop.checks.phrase import brief, span
-from rltop.engines.crash import Stage
+from rltop.engines.crash_phase import Stage
 from rltop.engines.launcher import Look
 from rltop.engines.log import EngineLog, LogNews, NewsKind
 from rltop.engines.scrape import EngineStats

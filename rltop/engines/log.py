@@ -20,7 +20,8 @@ from typing import Literal
 from rltop.checks.events import word
 from rltop.checks.found import LogEvent
 from rltop.checks.known import KnownCrash
-from rltop.engines.crash import Crash, Stage, Suspect, explain, is_fault
+from rltop.engines.crash import Crash, End, Suspect, explain, is_fault
+from rltop.engines.crash_phase import Stage
 from rltop.engines.last_words import LINES, last_words
 from rltop.evidence.bounded import FirstAndNewest
 from rltop.evidence.logs import LogScan
@@ -183,16 +184,18 @@ class EngineLog:
         return explain(
             tuple(self._suspects),
             self._scan.so_far()[0],
-            exit_code=exit_code,
-            asked=asked,
-            stage=self.stage,
-            flags=self.flags,
-            known=self.known,
-            blocking=self.blocking,
-            dumping=self.dumping,
-            injected=self.injected,
-            words=last_words([one for one in end if one[0] > self._excused], self.name),
-            last_line=end[-1][1] if end else "",
+            End(
+                exit_code=exit_code,
+                asked=asked,
+                stage=self.stage,
+                flags=self.flags,
+                known=self.known,
+                blocking=self.blocking,
+                dumping=self.dumping,
+                injected=self.injected,
+                words=last_words([one for one in end if one[0] > self._excused], self.name),
+                last_line=end[-1][1] if end else "",
+            ),
         )
 
     # -- events

@@ -13,7 +13,8 @@ import asyncio
 
 from rltop.checks.known import KnownCrash
 from rltop.engines import chores
-from rltop.engines.crash import Crash, Stage
+from rltop.engines.crash import Crash
+from rltop.engines.crash_phase import Stage
 from rltop.engines.exposure import Exposure
 from rltop.engines.health import STAND_IN, EngineHealth, HealthLimits, Phase
 from rltop.engines.launcher import STAND_INS, Kind, Launched, Launcher, Look, LostNode

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rltop.engines.crash import Crash, Stage
+from rltop.engines.crash import Crash
+from rltop.engines.crash_phase import Stage
 from rltop.engines.log import EngineLog, LogNews, NewsKind
 from rltop.evidence import known
 
