@@ -18,6 +18,7 @@ from rltop.cli.output import note, print_json
 from rltop.cli.watch import Subjects
 from rltop.client.targets import SshTarget, command_there, explain_end, parse_ssh_target
 from rltop.errors import RltopError
+from rltop.tui.text import clean_lines
 
 START_S = 180.0
 """A second factor may be typed meanwhile."""
@@ -48,8 +49,16 @@ def watch_far(
         do = f"rltop watch ssh://{far.there.host} … --name {far.there.run}"
         raise RltopError("the run there gets its name by --name", where=f"watch {place.target}", do=do)
     words = [*_words(subjects), *(["--name", name] if name else []), "--headless", "--json"]
-    found = _answer(far(words, START_S))
+    done = far(words, START_S)
+    found = _answer(done.stdout)
+    own = f"run {found['run']} goes on"  # said below, with this machine's commands
+    for line in clean_lines(done.stderr):
+        if line.strip() and not line.startswith(own):
+            note(f"{far.where}: {line}")
+    target = str(found["run"]) if place.via is not None else f"{(place.target or '').rstrip('/')}/{found['run']}"
+    again = f"rltop attach {target}" + (f" --via {shlex.quote(place.via)}" if place.via is not None else "")
     if headless:
+        note(f"{own}: {again}")
         if as_json:
             print_json({key: value for key, value in found.items() if key != "schema"})
         else:
@@ -57,13 +66,12 @@ def watch_far(
         return 0
     from rltop.cli.attach import attach
 
-    target = str(found["run"]) if place.via is not None else f"{(place.target or '').rstrip('/')}/{found['run']}"
     shown = Place(target, remote_rltop=place.remote_rltop, via=place.via)
     try:
         return attach(shown, control=control, name="", fps=2.0, ascii_only=ascii_only)
     finally:
         if keep:
-            note(f"run {found['run']} goes on: rltop attach {target}")
+            note(f"{own}: {again}")
         else:
             _stop(far, str(found["run"]))
 
@@ -101,33 +109,33 @@ def _answer(said: str) -> dict[str, Any]:
 
 
 class _Far:
-    """Runs rltop on the other machine and gives what it printed."""
+    """Runs rltop on the other machine and gives what it printed. Raises RltopError where it failed."""
 
     def __init__(self, place: Place, run: Run) -> None:
         target = place.target or ""
         self.there = SshTarget("", run=target) if place.via is not None else parse_ssh_target(target)
         self._via = place.via
+        self.where = self._via.split()[0] if self._via and self._via.split() else self.there.host
         self._rltop = shlex.split(place.remote_rltop)
         self._run = run
         if not self._rltop:
             raise RltopError("the remote command is empty", where="--remote-rltop")
 
-    def __call__(self, words: Sequence[str], patience_s: float) -> str:
+    def __call__(self, words: Sequence[str], patience_s: float) -> subprocess.CompletedProcess[str]:
         argv = command_there(self.there, [*self._rltop, *words], via=self._via)
-        where = self._via.split()[0] if self._via and self._via.split() else self.there.host
         try:
             done = self._run(argv, patience_s)
         except FileNotFoundError:
             raise RltopError(f"{argv[0]} is not installed on this machine", where="watch", exit_code=1) from None
         except subprocess.TimeoutExpired:
-            raise RltopError(f"no answer within {patience_s:.0f} s", where=where, exit_code=1) from None
+            raise RltopError(f"no answer within {patience_s:.0f} s", where=self.where, exit_code=1) from None
         if done.returncode != 0:
             lost = explain_end(
-                done.returncode, done.stderr, done.stdout, place=where, command=self._rltop[0], batch=False
+                done.returncode, done.stderr, done.stdout, place=self.where, command=self._rltop[0], batch=False
             )
             code = done.returncode if done.returncode in (1, 2) else 1
             raise RltopError(lost.problem, where="watch", exit_code=code)
-        return done.stdout
+        return done
 
 
 def _run(argv: list[str], patience_s: float) -> subprocess.CompletedProcess[str]:

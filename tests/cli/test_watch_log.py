@@ -184,19 +184,29 @@ def test_far_away_the_same_words_are_typed_there(capsys: Capture) -> None:
 
     def run(argv: list[str], patience_s: float) -> subprocess.CompletedProcess[str]:
         asked.append(argv)
-        return subprocess.CompletedProcess(argv, 0, 'welcome {to} node7\n{"schema": 1, "run": "oak-1"}\n', "")
+        doubt = (
+            "motd\x1b[2J\n/t.log: it is empty so far\nrun oak-1 goes on: rltop attach oak-1   (rltop down oak-1 …)\n"
+        )
+        return subprocess.CompletedProcess(argv, 0, 'welcome {to} node7\n{"schema": 1, "run": "oak-1"}\n', doubt)
 
     place = Place("ssh://ana@node7:23")
     subjects = Subjects(logs=["~/a b.log"], ray="http://h:1", start="end")
     options: dict[str, Any] = {"control": False, "keep": False, "headless": True, "as_json": False, "ascii_only": False}
     assert watch_far(place, subjects, name=None, run=run, **options) == 0
-    assert capsys.readouterr().out == "oak-1\n"
+    told = capsys.readouterr()
+    assert told.out == "oak-1\n"
+    assert told.err.splitlines() == [
+        "node7: motd",
+        "node7: /t.log: it is empty so far",
+        "run oak-1 goes on: rltop attach ssh://ana@node7:23/oak-1",
+    ]
     assert asked[0][-2] == "ana@node7"
     there = "rltop watch --log ~/'a b.log' --ray http://h:1 --from end --headless --json"
     assert asked[0][-1] == there
     place = Place("", via="kubectl exec -i pod --", remote_rltop="docker exec -i box rltop")
     watch_far(place, Subjects(logs=["/t.log"]), name="x", run=run, **options)
     assert asked[1][:9] == ["kubectl", "exec", "-i", "pod", "--", "docker", "exec", "-i", "box"]
+    assert "rltop attach oak-1 --via 'kubectl exec -i pod --'" in capsys.readouterr().err
 
 
 def test_what_rltop_says_far_away_is_said_here() -> None:
