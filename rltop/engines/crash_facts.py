@@ -151,8 +151,11 @@ def _padding(
         return None, None, ""
     newest = next((one for one in reversed(before) if one.kind in ("decode", "prefill")), None)
     batch, where = in_flight, "the crash dump's requests in flight"
-    if batch is None and newest is not None and newest.kind == "decode":
-        batch, where = whole(newest, "running_req"), f"{CRASH_LOG}:{newest.where.line}"
+    waiting = newest is not None and bool(whole(newest, "queue_req"))  # in flight, and in no batch
+    if waiting or batch is None:
+        batch = None
+        if newest is not None and newest.kind == "decode":
+            batch, where = whole(newest, "running_req"), f"{CRASH_LOG}:{newest.where.line}"
     if not sizes or not batch or batch > max(sizes):
         return batch, None, ""
     return batch, batch not in sizes, f"{where}: {batch} requests"

@@ -26,6 +26,7 @@ from rltop.engines.launcher import MARKER
 from rltop.engines.toggle_table import read_fields
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.args import parse_args
+from rltop.train.cpu_engine.effects import Graph
 from rltop.train.cpu_engine.engine import Engine
 from rltop.train.cpu_engine.faults import INJECTED, KINDS, VARIABLE, drawn, listing, parse_faults
 from rltop.train.cpu_engine.injection import Injection, SchedulerDied
@@ -156,6 +157,23 @@ def test_faults_count_batches_and_wait() -> None:
     now[0] = 5.0
     with pytest.raises(SchedulerDied):
         injection.before_batch("decode", lambda: True)
+
+
+def test_a_fault_of_the_padding_takes_a_batch_that_is_padded() -> None:
+    toggles: dict[str, str | None] = {"cuda_graph": "on", "cuda_graph_padding": "on"}
+    graph = Graph(backend="full", sizes=(1, 2, 4, 8))
+    sizes = [4, 3, 2, 9, 5, 6, 7]
+    assert [size for size in sizes if graph.pads(size)] == [3, 5, 6, 7], "9 has no graph at all"
+    injection = Injection(parse_faults("ima:cuda_graph&cuda_graph_padding:batch=2"), toggles=toggles)
+    struck = []
+    for size in sizes:
+        injection.before_batch("prefill", lambda: True)
+        try:
+            injection.before_batch("decode", lambda: True, padded=graph.pads(size))
+        except SchedulerDied:
+            struck.append(size)
+    assert struck == [5], "the second that was padded"
+    assert not Graph(backend="full", sizes=(1, 2, 4, 8), padding=False).pads(3)
 
 
 # ---------------------------------------------------------------------- in a serving engine

@@ -23,10 +23,11 @@ UPDATE = '[2026-11-29 16:57:20] INFO:     127.0.0.1:4 - "POST /update_weights_fr
 IMA = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 
 
-def decode(running: int) -> str:
+def decode(running: int, queued: int = 0) -> str:
     return (
         f"[2026-11-29 16:57:30] Decode batch, #running-req: {running}, #token: 30, token usage: 0.00, "
-        "cuda graph: True, gen throughput (token/s): 10.0, #queue-req: 0"
+        "cuda graph: True, gen throughput (token/s): 10.0, "
+        f"#queue-req: {queued}"
     )
 
 
@@ -38,6 +39,8 @@ def test_padding_by_the_newest_decode_line_and_better_by_what_was_in_flight() ->
     assert told(CAPTURE, decode(3), IMA).padded is True
     assert told(CAPTURE, decode(4), IMA).padded is False
     assert told(CAPTURE, decode(3), IMA, in_flight=4).padded is False
+    assert told(CAPTURE, decode(3, queued=1), IMA, in_flight=4).padded is True, "one of the four waited"
+    assert told(CAPTURE, decode(3), PREFILL.replace("#queue-req: 0", "#queue-req: 2"), IMA, in_flight=4).padded is None
     assert told(CAPTURE, decode(9), IMA).padded is None, "larger than any graph: it ran without one"
     assert told(decode(3), IMA).padded is None, "nothing says which sizes were captured"
     assert told(CAPTURE, decode(3), PREFILL, IMA).padded is None, "the newest line is no decode batch"

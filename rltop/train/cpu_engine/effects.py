@@ -36,6 +36,10 @@ class Graph:
         place = bisect.bisect_left(self.sizes, size)
         return place < len(self.sizes) and (self.padding or self.sizes[place] == size)
 
+    def pads(self, size: int) -> bool:
+        """Whether a batch of this size replays a larger graph."""
+        return self.covers(size) and size not in self.sizes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effects:

@@ -31,6 +31,9 @@ INJECTED = "INJECTED FAULT (rltop's CPU engine, a rehearsal)"
 
 Stage = Literal["start", "batch", "request", "stop"]
 
+PADDING = "cuda_graph_padding"
+"""A fault that needs it strikes only at decode batches that are padded, and counts no others."""
+
 _WHEN: Mapping[str, str] = {
     "hazard": "0..1, chance per batch; drawn from `seed`, so the same batches give the same answer",
     "seed": "of the draws; default: --random-seed and $RLTOP_ENGINE, so that every generation draws anew",
@@ -225,6 +228,11 @@ class Fault:
         """A setting as a number; checked when it was parsed."""
         return float(self.settings.get(name, default))
 
+    @property
+    def of_padding(self) -> bool:
+        """It takes a batch that is padded, and not only a setting."""
+        return any(one.toggle == PADDING and not one.negated and one.value != "off" for one in self.condition)
+
     def __str__(self) -> str:
         condition = "&".join(map(str, self.condition))
         settings = ",".join(f"{name}={value}" for name, value in self.settings.items())
@@ -320,4 +328,5 @@ def listing() -> str:
     add("of every fault that strikes at a batch:", 2)
     for name, meaning in _WHEN.items():
         add(f"{name}: {meaning}", 6)
+    add(f"One whose condition is {PADDING} counts and strikes only decode batches that are padded.", 2)
     return "\n".join(lines)

@@ -149,13 +149,16 @@ class Injection:
                     return fault
         return None
 
-    def before_batch(self, phase: Phase, sampled: Callable[[], bool]) -> None:
+    def before_batch(self, phase: Phase, sampled: Callable[[], bool], *, padded: bool = False) -> None:
         """In the scheduler's thread, before each batch: let what is due strike. Raises `SchedulerDied`.
 
-        sampled: whether the batch has a request with a temperature.
+        sampled: whether the batch has a request with a temperature. padded: it is a decode batch that replays a graph
+        of more sequences.
         """
         for one in self._armed:
-            if one.fault.kind.stage == "batch" and self._due(one, phase, sampled):
+            if one.fault.kind.stage != "batch" or (one.fault.of_padding and not padded):
+                continue
+            if self._due(one, phase, sampled):
                 one.strikes += 1
                 self._do(one, phase)
 

@@ -300,7 +300,10 @@ class Scheduler:
             self.profile = None
         if self.injection.armed:
             self._count()  # what a watcher sees while the loop stands still
-            self.injection.before_batch(phase, lambda: any(sample.params.top_k != 1 for sample in samples))
+            padded = phase == "decode" and self._limits.effects.decode.pads(len(samples))
+            self.injection.before_batch(
+                phase, lambda: any(sample.params.top_k != 1 for sample in samples), padded=padded
+            )
 
     def _obey(self) -> None:
         """Do what is in the inbox; wait for something if there is nothing else to do."""

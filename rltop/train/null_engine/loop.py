@@ -241,7 +241,10 @@ class NullLoop:
     def _before_batch(self, phase: Phase, samples: Sequence[Sample]) -> None:
         if self.injection.armed:
             self._count()
-            self.injection.before_batch(phase, lambda: any(sample.params.top_k != 1 for sample in samples))
+            padded = phase == "decode" and self._args.effects.decode.pads(len(samples))
+            self.injection.before_batch(
+                phase, lambda: any(sample.params.top_k != 1 for sample in samples), padded=padded
+            )
 
     def _admit(self) -> None:
         room = self._args.max_running_requests - len(self._running)
