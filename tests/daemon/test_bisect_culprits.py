@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,13 @@ WITH_PADDING = ("cuda_graph", "cuda_graph_padding", "speculative", "radix_cache"
 SEEDS = (0, 1, 2)
 ROOM = 8
 """Bisections at a time: enough that two cores never wait for quiet minutes to pass."""
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a test leaves to the garbage collector is warned of in that test, by its own filter, and not at the end."""
+    yield
+    gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
