@@ -42,6 +42,8 @@ class Tables:
     """`toggles.cuda_graph`, `together.a+b`, `kernels.DeepEP` -> where the number is from."""
 
 
+PART_OF: Mapping[str, str] = {"cuda_graph_padding": "cuda_graph", "resume_order": "memory_saver"}
+"""Toggle -> the one without which it is nothing: on every engine it goes off with that."""
 SIGNS = ("padded", "not_padded", "after_resume", "after_sync", "hardware")
 _HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95})
 """ECC, row remapping, NVLink, "fallen off the bus": no toggle causes these. 13 and 31 are software's."""
@@ -84,8 +86,9 @@ class Moved:
 def weigh(facts: CrashFacts, toggles: Sequence[str], tables: Tables) -> tuple[dict[str, float], list[Moved]]:
     """Factors for `space(..., factors=…)` over these toggles, and the reasons.
 
-    A fact that speaks of toggles that are not in the bisection speaks for `none` of it, by the same factor: a fault in
-    DeepEP's kernel, where DeepEP can not be turned off, is not made the graph's.
+    A fact that speaks for a toggle that is not in the bisection speaks for the one that it is part of (`PART_OF`), else
+    for `none` of it, by the same factor: a padded batch, where padding is not tried, is the graphs'; a fault in
+    DeepEP's kernel, where DeepEP can not be turned off, is not.
     """
     moved = [_concerning(one, toggles) for one in _all(facts, tables)]
     names = {name for one in moved for name in one.factors}
@@ -134,7 +137,14 @@ def _all(facts: CrashFacts, tables: Tables) -> list[Moved]:
 
 def _concerning(one: Moved, toggles: Sequence[str]) -> Moved:
     here = {name: factor for name, factor in one.factors.items() if name in toggles or name == "none"}
-    away = max((factor for name, factor in one.factors.items() if name not in here and factor > 1.0), default=0.0)
+    away = 0.0
+    for name, factor in one.factors.items():
+        if name in here or factor <= 1.0:
+            continue
+        if (whole := PART_OF.get(name)) in toggles and whole is not None:
+            here[whole] = max(here.get(whole, 1.0), factor)
+        else:
+            away = max(away, factor)
     if away > max(here.values(), default=1.0):
         here["none"] = max(here.get("none", 1.0), away)
     return Moved(one.fact, here, one.sign)

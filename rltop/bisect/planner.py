@@ -309,7 +309,8 @@ class Planner:
         if arm & culprit != culprit:
             if self.exposure == "load" and arm in self._ask(culprit).witnessed:
                 length = self._bounded(lacks[arm])  # no longer than is asked for
-            must = f"without {', '.join(self.space.names(self.space.all_on & ~arm))}, and it has to be quiet"
+            off = ", ".join(self.space.names(self.space.all_on & ~arm))
+            must = f"without {off}, and it has to be quiet, {self._words(math.ceil(lacks[arm]))} more"
         outlook = Outlook(belief)
         crash = outlook.crash(outlook.group(arm), outlook.window(length))
         why = f"{self.space.words(culprit)} is {chance:.0%} sure: now {must}"

@@ -203,6 +203,7 @@ def bisect(
     world = _World(
         bug, all_on, restart_min, draw, told, [Trial(all_on, first, crashed=True, engine=str(bug.host or 0))]
     )
+    world.tell(bug.host or 0, "crashed", all_on, first)
 
     def ended(culprit: int | None) -> Outcome:
         busy = world.started * restart_min + sum(trial.minutes for trial in world.trials)

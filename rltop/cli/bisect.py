@@ -218,6 +218,9 @@ def simulate(
     priors: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="Instead of your bisect-priors.toml.")
     ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --bug: the first crash's core dump named this kernel.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """A rehearsal: what a bisection would do, and how often it would be right. No engine is touched.
@@ -235,7 +238,10 @@ def simulate(
         restart_min=restart_min,
         budget_min=budget_min,
         priors=priors,
+        kernel=(kernel or "").strip(),
     )
+    if kernel is not None and bug is None:
+        raise RltopError("--kernel goes with --bug", where="bisect simulate --kernel", do="--bug A+B --kernel NAME")
     if bug is not None and not bug.strip():
         raise RltopError("'' names no bug", where="bisect simulate --bug", do="--bug A+B, or none: of no toggle")
     if mean_min is not None and bug is None:

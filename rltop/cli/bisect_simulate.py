@@ -9,13 +9,14 @@ import random
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from rltop.bisect.baselines import Checklist, Ddmin, Exhaustive
+from rltop.bisect.facts import PART_OF, CrashFacts, weigh
 from rltop.bisect.planner import Budget, Planner
 from rltop.bisect.rehearse import Ours, Rehearsal, rehearse
 from rltop.bisect.simulate import Bug, Happened, Law, Mix, Outcome, Strategy, bisect, bugs
@@ -30,10 +31,6 @@ from rltop.settings import priors_path
 
 BASELINE, REPEAT = 3, 8.0
 """Of the two strategies that repeat: crashes with everything on, and mean times to be quiet for. As often right."""
-GO_ALONG: Mapping[str, tuple[str, ...]] = {
-    "cuda_graph": ("cuda_graph_padding",), "memory_saver": ("resume_order",)
-}  # fmt: skip
-"""Toggle -> those that go off with it on an engine (`rltop.engines.ground` asks SGLang's rules; here no engine is)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,33 +44,42 @@ class Asked:
     restart_min: float
     budget_min: float
     priors: Path | None
+    kernel: str = ""
 
     def space(self) -> Space:
         """All culprits. Raises RltopError: a table of priors that can not be used, toggles that can not be bisected."""
         try:
-            priors = load(self.priors or priors_path()).priors
+            tables = load(self.priors or priors_path())
         except RltopError as error:
             do = error.do or "--priors FILE.toml of the shape that docs/bisect.md shows, or leave it out"
             raise RltopError(error.what, where=error.where, why=error.why, do=do) from None
         where = "bisect simulate --toggles"
-        known = sorted({*TOGGLES, *priors.weights} - {*NEVER})
+        known = sorted({*TOGGLES, *tables.priors.weights} - {*NEVER})
         for name in self.toggles:
             if name not in known:
                 near = get_close_matches(name, known, n=3) or known
                 raise RltopError(f"there is no toggle {name!r}", where=where, do=f"use some of: {', '.join(near)}")
         try:
-            return space(self.toggles, priors)
+            return space(self.toggles, tables.priors, factors=weigh(self._facts(), self.toggles, tables)[0])
         except RltopError as error:
             raise RltopError(error.what, where=where, why=error.why, do=error.do) from None
+
+    def moved(self) -> list[str]:
+        """What the facts of the first crash moved, for people."""
+        return [one.text() for one in weigh(self._facts(), self.toggles, load(self.priors or priors_path()))[1]]
+
+    def _facts(self) -> CrashFacts:
+        return CrashFacts(kernel=self.kernel)
 
     def planner(self, found: Space, seed: int) -> Planner:
         """As a daemon would make it."""
         exposure: Literal["load", "start"] = "start" if self.law == "start" else "load"
         budget = Budget(self.budget_min, self.restart_min)
+        # `rltop.engines.ground` asks SGLang's rules; here no engine is.
         along = {
-            found.mask([name]): found.mask(also)
-            for name, others in GO_ALONG.items()
-            if name in found.toggles and (also := [one for one in others if one in found.toggles])
+            found.mask([whole]): found.mask([part])
+            for part, whole in PART_OF.items()
+            if whole in found.toggles and part in found.toggles
         }
         return Planner(found, budget, together=along, seed=seed, exposure=exposure, engines=self.engines)
 
@@ -98,7 +104,8 @@ def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:
         return 0
     how = "half of the starts" if known.law == "start" else f"a crash every {mean_min:g} min on average ({known.law})"
     print(f"A rehearsal, no engine is touched.\nThe bug: {_words(asked, found, known)}, {how}.")
-    print(f"{len(found.toggles)} toggles, {_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart.\n")
+    print(f"{len(found.toggles)} toggles, {_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart.")
+    print("".join(f"Known of the first crash: {one}.\n" for one in asked.moved()))
     print("     min  engine")
     for step in played.steps:
         print("\n".join(_step(found, step)))
@@ -211,7 +218,8 @@ def _mask(found: Space, names: Sequence[str]) -> int:
     try:
         return found.mask(names)
     except RltopError as error:
-        raise RltopError(error.what, where="bisect simulate --bug", do=error.do) from None
+        do = f"{error.do}; --toggles takes others"
+        raise RltopError(error.what, where="bisect simulate --bug", do=do) from None
 
 
 def _step(found: Space, step: Happened) -> list[str]:

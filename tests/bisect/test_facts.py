@@ -63,6 +63,15 @@ def test_the_kernel_of_a_toggle_that_can_not_be_turned_off_speaks_for_none_of_th
     assert told > 3 * believe(space(without, TABLES.priors), []).of(0)
 
 
+def test_what_speaks_for_a_part_speaks_for_the_whole_where_the_part_is_not_tried() -> None:
+    padded = CrashFacts(padded=True)
+    assert weigh(padded, TOGGLES, TABLES)[0] == {"cuda_graph": 2.0, "cuda_graph_padding": 6.0}
+    without = tuple(name for name in TOGGLES if name != "cuda_graph_padding")
+    assert weigh(padded, without, TABLES)[0] == {"cuda_graph": 6.0}
+    assert weigh(padded, ("speculative",), TABLES)[0] == {"none": 6.0}, "and of neither for none of these"
+    assert "cuda_graph" not in weigh(CrashFacts(padded=False), without, TABLES)[0], "what speaks against it does not"
+
+
 def test_a_kernel_makes_its_toggle_the_likeliest() -> None:
     factors, _ = weigh(CrashFacts(kernel="void deep_ep::intranode::dispatch<…>"), TOGGLES, TABLES)
     involved = believe(space(TOGGLES, TABLES.priors, factors=factors), []).involved()

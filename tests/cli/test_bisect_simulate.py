@@ -22,6 +22,20 @@ def test_one_bisection_is_played_step_by_step_with_reasons(capsys: pytest.Captur
     assert all(len(line) <= 110 for line in told.splitlines())
 
 
+def test_a_kernel_is_rehearsed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bisect", "simulate", "--bug", "speculative"]
+    minutes = []
+    for more in ([], ["--kernel", "build_tree_efficient"]):
+        assert main([*words, *more]) == 0
+        told = capsys.readouterr().out
+        assert "That is right." in told
+        assert re.search(r"0\.0  0 +CRASHED with everything on, \d", told), "the crash that began it"
+        assert re.search(r"without speculative, and it has to be\s+quiet, \d+ min\s+more", told)
+        assert ("Known of the first crash: kernel build_tree_efficient" in told) is bool(more)
+        minutes.append(int(re.findall(r"found after (\d+) min", told)[0]))
+    assert minutes[1] < minutes[0]
+
+
 def test_an_arm_has_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", "simulate", "--bug", "cuda_graph+speculative"]) == 0
     told = re.sub(r"\n {18}", " ", capsys.readouterr().out)
@@ -98,6 +112,8 @@ def test_what_can_not_be_rehearsed_is_one_error(args: list[str], told: str, caps
         (["--bug", ""], "bisect simulate --bug"),
         (["--bug", "cuda_graph+cuda_graph"], "names a toggle twice"),
         (["--mean-min", "3"], "--mean-min goes with --bug"),
+        (["--kernel", "flash"], "--kernel goes with --bug"),
+        (["--bug", "cuda_graph_padding"], "--toggles takes others"),
         (["--bug", "deepep", "--budget-min", "nan"], "bisect simulate --budget-min"),
         (["--bug", "deepep", "--priors", "/nope.toml"], "do:  --priors FILE.toml"),
     ],
