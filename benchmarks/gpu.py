@@ -33,11 +33,13 @@ from typing import Any, Literal
 from benchmarks.gpu_parts import awake, push_alone, rollout_beside_sglang, step_beside_megatron
 from benchmarks.gpu_resume import resume
 from benchmarks.gpu_turns import Timed, on_and_off
+from rltop.errors import RltopError
 from rltop.reporter import Reporter
 from rltop.train.arguments import TrainConfig, parse_args
 from rltop.train.loop import History, Loop, version_for
 from rltop.train.narrator import Narrator, configure_console
 from rltop.train.ports import EngineFacts, MemoryLook, Resync, RolloutBatch, StepSample, SyncReport
+from rltop.train.preflight import preflight
 from rltop.train.rollout_manager import RolloutManager
 from rltop.train.tiny_model import TinyModelConfig, make_tiny_model
 from rltop.train.trainer_actor import TrainActor
@@ -319,19 +321,37 @@ def quiet(lock: Path | None) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line. Returns the number of parts that failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--size", choices=list(SIZES), default="tiny")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--pairs", type=int, default=6, help="turns of each side in ab")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model; 0.6b has Qwen3-0.6B's shape")
+    parser.add_argument("--out", type=Path, required=True, help="folder for found.json and the engine's answers")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the model, logs and dumps")
+    parser.add_argument("--only", type=_parts, default=PARTS, help=f"parts, in this order; default {','.join(PARTS)}")
+    parser.add_argument("--pairs", type=int, default=6, help="turns of each side in ab, and ten times that in same")
     parser.add_argument("--lock", type=Path, help="held by parts that are timed: others that take it wait")
     own, rest = parser.parse_known_args(argv)
     configure_console(sys.stdout)
-    checkpoint = make_tiny_model(own.work / f"model-{own.size}", SIZES[own.size])
-    config = replace(parse_args(rest), hf_checkpoint=checkpoint)
-    own.work.mkdir(parents=True, exist_ok=True)
-    return Bench(config, own.work, own.out, checkpoint, own.pairs, own.lock).go(own.only.split(","))
+    try:
+        config = parse_args(rest)
+        wants_run = [part for part in own.only if part not in ALONE and part != "run"]
+        if wants_run and "run" not in own.only and (config.mode != "train-only" or wants_run != ["same"]):
+            parser.error(f"--only: {', '.join(wants_run)} needs the engine that `run` starts")
+        own.work.mkdir(parents=True, exist_ok=True)
+        checkpoint = make_tiny_model(own.work / f"model-{own.size}", SIZES[own.size])
+        config = replace(config, hf_checkpoint=checkpoint)
+        if {"run", "resume"}.intersection(own.only):
+            preflight(config)
+    except RltopError as error:
+        parser.error(str(error))
+    return Bench(config, own.work, own.out, checkpoint, own.pairs, own.lock).go(own.only)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if unknown := [part for part in parts if part not in (*PARTS, *ALONE)]:
+        raise argparse.ArgumentTypeError(f"no such part: {', '.join(unknown)}; of {', '.join((*PARTS, 'resume'))}")
+    return parts
 
 
 if __name__ == "__main__":
