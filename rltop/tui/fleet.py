@@ -111,6 +111,11 @@ class EngineView(Struct, frozen=True):
     """Generation that a revert goes back to."""
 
     @property
+    def process(self) -> str:
+        """Which, and where."""
+        return f"pid {self.pid or '?'} on {self.host or '?'}"
+
+    @property
     def word(self) -> str:
         """The state without what stands in brackets."""
         return self.state.split("(")[0].upper()

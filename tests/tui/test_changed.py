@@ -71,3 +71,11 @@ def test_a_run_without_daemon_is_no_live_one() -> None:
     assert "lost 2h00m ago" in shown
     assert "the daemon was killed" in shown
     assert "● live" not in shown
+
+
+def test_engines_without_a_trainer_wait_for_nobody() -> None:
+    run = {"name": "r", "state": "waiting"}
+    engine = {"engine/0": {"id": "0", "state": "HEALTHY"}}
+    for more, told in (({}, "waiting for the first record"), (engine, "engines alone, no record yet"),
+                       (engine | {"trainer": {"state": "running"}}, "waiting for the first record")):  # fmt: skip
+        assert told in plain_text(header_rows(frame({"run": run} | more, Link("live", 0.1)), 100))

@@ -130,7 +130,7 @@ def _facts(view: EngineView, frame: Frame, width: int) -> Iterator[Row]:
     yield from _pair("owner", frame.safe(owner + (f", launcher {view.launcher}" if view.launcher else "")), width)
     kind = f"{view.kind} {view.version}" + (" (a stand-in, not SGLang)" if view.stand_in else "")
     yield from _pair("kind", frame.safe(kind), width, "accent" if view.stand_in else "text")
-    yield from _pair("process", frame.safe(f"pid {view.pid or '?'} on {view.host or '?'}, {view.url}"), width)
+    yield from _pair("process", frame.safe(f"{view.process}{view.url and ', '}{view.url}"), width)
     yield from _pair("load", _load(view), width)
     seen = frame.since(view.seen)
     yield from _pair("seen", _ago(seen) if seen is not None else "", width)

@@ -115,7 +115,8 @@ def _where(run: RunView, phase: PhaseView | None, frame: Frame) -> Row:
         row += [("rollout ", "dim"), (f"{rollout}", "strong"), (of, "dim"), ("  ", "text")]
     if phase is None:
         if run.state == "waiting":
-            return (*row, ("waiting for the first record", "dim"))
+            alone = frame.state.get("trainer") is None and any(key.startswith("engine/") for key in frame.state)
+            return (*row, ("engines alone, no record yet" if alone else "waiting for the first record", "dim"))
         # A trainer that reports no phases has none to be between.
         between = run.state == "running" and frame.state.get("phase") is not None
         return (*row, ("between two phases", "dim")) if between else tuple(row)

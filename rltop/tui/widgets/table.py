@@ -202,7 +202,7 @@ class EnginesView(Struct):
             "cause": view.cause,
             "kind": view.kind + (" (a stand-in, not SGLang)" if view.stand_in else ""),
             "address": view.url,
-            "process": f"pid {view.pid or '?'} on {view.host or '?'}, generation {view.generation or '?'}",
+            "process": f"{view.process}, generation {view.generation or '?'}",
             "version": view.version,
             "model": view.model_path,
             "CUDA graph": "" if view.graph is None else "on" if view.graph else "off",
