@@ -183,6 +183,16 @@ def _check_batch(config: TrainConfig) -> None:
             do=f"--global-batch-size {_nearest_divisor(samples, batch)}",
         )
     data = config.layout.data if config.trainer_ranks else 1
+    if config.step_size < data:
+        model = config.layout.tensor * config.layout.pipeline
+        most = config.step_size * model // config.actor_num_nodes // model * model
+        raise RltopError(
+            "more data parallel ranks than a step has samples",
+            where="--actor-num-gpus-per-node",
+            why=f"{config.layout.world} ranks, {config.layout}, and {config.step_size} samples per step ({total}): "
+            f"{data - config.step_size} copies of the model would have nothing to do",
+            do=f"--actor-num-gpus-per-node {max(most, model)} at most, or larger batches",
+        )
     if config.step_size % data:
         raise RltopError(
             "a step's samples do not divide among the data parallel ranks",

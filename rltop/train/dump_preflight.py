@@ -1,6 +1,6 @@
 """What can be seen of the dumps of a train-only run before anything heavy starts: holes, cut files, other models.
 
-Needs no torch (but to know rltop's tiny model): `rltop.evidence.dump_file` reads the samples, one by one. Small dumps
+Needs no torch: `rltop.evidence.dump_file` reads the samples, one by one. Small dumps
 are judged whole, of a large first one the first samples; what is not looked at here is judged by the same rules when
 its rollout comes (`rltop.train.load_dump`).
 """
@@ -19,6 +19,7 @@ from rltop.train.arguments import TrainConfig
 from rltop.train.load_dump import FLAG, LOADABLE, Expected, check_text, dump_path, examine, expected_of, foreign
 from rltop.train.resume import find_checkpoint
 from rltop.train.sample import Sample
+from rltop.train.tiny_shape import TinyModelConfig
 
 MOST_BYTES = 64 << 20
 """Of all dumps that are read here to the end."""
@@ -66,8 +67,6 @@ def judge(path: Path, expected: Expected, *, most: int | None = None) -> list[Sa
 def _expected(config: TrainConfig) -> Expected:
     if config.hf_checkpoint is not None:
         return expected_of(config, config.hf_checkpoint)
-    from rltop.train.tiny_model import TinyModelConfig  # needs torch
-
     return dataclasses.replace(expected_of(config, None), vocab_size=TinyModelConfig().vocab_size)
 
 

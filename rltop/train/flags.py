@@ -127,7 +127,13 @@ def _finite(text: str) -> float:
     return value
 
 
-_READERS: dict[type[Any], Callable[[str], Any]] = {int: _whole, float: _finite, str: str, Path: Path}
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")  # `Path("")` is the current directory
+    return Path(text)
+
+
+_READERS: dict[type[Any], Callable[[str], Any]] = {int: _whole, float: _finite, str: str, Path: _path}
 
 
 def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
@@ -148,13 +154,26 @@ def _unknown(token: str, known: Sequence[str]) -> RltopError:
             "unexpected argument", where=token, why="every argument of `rltop train` is a flag or the value of one"
         )
     flag = token.split("=", 1)[0]
-    close = difflib.get_close_matches(flag, known, n=3, cutoff=0.5)
+    close = _close(flag, known)
     return RltopError(
         "unknown flag",
         where=flag,
         why="a flag that is not understood is refused, never dropped",
         do="did you mean " + " or ".join(close) + "?" if close else "`rltop train --help` lists all flags",
     )
+
+
+def _close(flag: str, known: Sequence[str]) -> list[str]:
+    """At most three that are spelled nearly so, or that have all its words (`--batch-size`)."""
+    plain = flag.removeprefix("--").replace("_", "-")
+    names = [name.removeprefix("--") for name in known]
+    words = set(plain.split("-"))
+    spelled = difflib.get_close_matches(plain, names, n=3, cutoff=_CLOSE)
+    return ["--" + name for name in spelled or [name for name in names if words <= set(name.split("-"))][:3]]
+
+
+_CLOSE = 0.75
+"""Below, the two have letters in common and no meaning: `hidden-size` and `engine` have 0.47."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,36 +7,36 @@ milliseconds, instead of failing in a worker a minute later.
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
 from rltop.train.dump_preflight import check_dumps
+from rltop.train.engine_preflight import check_context, check_interpreter, check_machine
 from rltop.train.fault_checks import check_faults_of_start
 from rltop.train.layout import Divisible, check_layout
 from rltop.train.resume import REFERENCE, TRACKER, find_checkpoint
+from rltop.train.tiny_shape import TinyModelConfig
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
 
 
-def preflight(config: TrainConfig) -> None:
-    """Raise RltopError (exit code 2) for the first path in `config` that cannot be used."""
+def preflight(config: TrainConfig, environ: Mapping[str, str] | None = None, *, touch: bool = True) -> None:
+    """Raise RltopError (exit code 2) for the first thing in `config` that cannot work here.
+
+    environ: of the run, this process's without one. touch: make the directories that are written to; else only look.
+    """
     if config.hf_checkpoint is not None:
         require_checkpoint(config.hf_checkpoint, flag="--hf-checkpoint", chat_template=config.apply_chat_template)
     _check_split(config)
     if config.ref_load is not None:
         require_checkpoint(config.ref_load, flag="--ref-load", chat_template=False)
-    if config.engine_python is not None and shutil.which(config.engine_python) is None:
-        raise RltopError(
-            "no such interpreter",
-            where=f"--engine-python {config.engine_python}",
-            why="no program of this name can be started, here or from PATH",
-            do="give the path of the Python that has SGLang",
-        )
+    check_machine(config)
     _check_resume(config)
     rollouts, training = config.rollout_dumps, config.train_dumps
     if config.dump_details is not None:
@@ -49,8 +49,11 @@ def preflight(config: TrainConfig) -> None:
         ("--save-debug-train-data", None if training is None else Path(training.format(rollout_id=0, rank=0)).parent),
     ):
         if directory is not None:
-            _require_writable(directory, flag)
+            _require_writable(directory, flag, touch=touch)
     check_dumps(config)
+    if config.engine_count:
+        check_context(config, _model_config(config))
+    check_interpreter(config, os.environ if environ is None else environ)  # the slowest, so the last
 
 
 def _check_resume(config: TrainConfig) -> None:
@@ -97,13 +100,28 @@ def _same(one: Path | None, other: Path) -> bool:
     return one is not None and one.exists() and one.samefile(other)
 
 
-def _require_writable(directory: Path, flag: str) -> None:
+def _model_config(config: TrainConfig) -> dict[str, Any] | None:
+    """`config.json` of the checkpoint; None: rltop's tiny model."""
+    if config.hf_checkpoint is None:
+        return None
+    return _read_json(config.hf_checkpoint / "config.json", "--hf-checkpoint")
+
+
+def _require_writable(directory: Path, flag: str, *, touch: bool) -> None:
+    if not touch:
+        there = next((one for one in (directory, *directory.absolute().parents) if one.exists()), Path("/"))
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = f"{there} is {'not writable' if there.is_dir() else 'a file'}"
+            raise RltopError("cannot write there", where=f"{flag} {directory}", why=why, do="another directory")
+        return
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise RltopError("cannot write there", where=f"{flag} {directory}", why=error.strerror or str(error)) from error
+        raise RltopError(
+            "cannot write there", where=f"{flag} {directory}", why=error.strerror or str(error), do="another directory"
+        ) from error
 
 
 def _check_split(config: TrainConfig) -> None:
@@ -113,8 +131,6 @@ def _check_split(config: TrainConfig) -> None:
     if layout.tensor * layout.pipeline == 1:
         return
     if config.hf_checkpoint is None:
-        from rltop.train.tiny_model import TinyModelConfig  # needs torch, which a plain mistake must not wait for
-
         tiny = TinyModelConfig()
         sizes = {
             "num_hidden_layers": tiny.num_layers,

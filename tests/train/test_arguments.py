@@ -46,6 +46,11 @@ def test_what_starts_with_sglang_goes_to_the_engine_without_the_prefix() -> None
     [
         (["--rolout-batch-size", "8"], ["unknown flag", "--rolout-batch-size", "--rollout-batch-size"]),
         (["--n-samples-per-promt=8"], ["--n-samples-per-promt", "--n-samples-per-prompt"]),
+        (["--batch-size", "8"], ["did you mean --rollout-batch-size or --global-batch-size?"]),
+        (["--hidden-size", "8"], ["--hidden-size", "`rltop train --help` lists all flags"]),
+        (["--epochs", "8"], ["--epochs", "`rltop train --help` lists all flags"]),
+        (["--engine-python", ""], ["--engine-python", "an empty path"]),
+        (["--hf-checkpoint="], ["--hf-checkpoint", "an empty path"]),
         (["--lr"], ["--lr", "expected one argument"]),
         (["--lr", "fast"], ["--lr", "fast"]),
         (["--lr", "nan"], ["--lr", "finite"]),
@@ -67,6 +72,10 @@ def test_what_starts_with_sglang_goes_to_the_engine_without_the_prefix() -> None
         (
             ["--actor-num-gpus-per-node", "3", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4"],
             ["--global-batch-size", "16 / 3 leaves 1 over", "multiple of 3"],
+        ),
+        (
+            ["--actor-num-gpus-per-node", "1000000"],
+            ["--actor-num-gpus-per-node: more data parallel ranks", "256 samples per step", "per-node 256 at most"],
         ),
         (["--inject", "pp-layer-ids"], ["--inject pp-layer-ids", "--pipeline-model-parallel-size 2"]),
         (["--kl-loss-coef", "0.1"], ["--kl-loss-coef", "0.1", "--use-kl-loss"]),
