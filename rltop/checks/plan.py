@@ -28,7 +28,7 @@ PATHS = "paths"
 class Step(NamedTuple):
     """One sentence of the plan."""
 
-    topic: Literal["start", "optimizer", "data", "reference", "engines", "save", "end"]
+    topic: Literal["start", "optimizer", "data", "reference", "engines", "save", "end", "refused"]
     text: str
     warn: bool = False
     """Probably not what is meant."""

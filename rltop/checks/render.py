@@ -50,17 +50,22 @@ COMMAND = "rltop check --all"
 
 
 def render_folded(
-    report: Report, *, width: int = 100, injected_faults: Sequence[str] = (), command: str = COMMAND
+    report: Report,
+    *,
+    width: int = 100,
+    injected_faults: Sequence[str] = (),
+    command: str = COMMAND,
+    nothing: str = "Nothing is wrong in what could be tested.",
 ) -> str:
     """What somebody needs who has five seconds: what broke, where it stands, what to do. Everything that is not wrong
-    is one line; `render` shows it."""
+    is one line; `render` shows it. nothing: the sentence of a report in which nothing is wrong."""
     width = max(width, 40)
     firing = [v for v in report.verdicts if v.status in FIRING]
     roots = [v for root in report.root_causes for v in firing if v.id == root and not v.consequence_of]
     lines: list[str] = []
     if injected_faults:
         lines += [*wrap(f"injected on purpose: {', '.join(injected_faults)}", "", width), ""]
-    lines += wrap(_verdict_line(report, roots, firing), "", width)
+    lines += wrap(_verdict_line(report, roots, firing, nothing), "", width)
     shown: set[str] = set()
     told: set[str] = set()
     for number, verdict in enumerate(roots):
@@ -79,9 +84,9 @@ MOST_BLOCKS = 6
 """Verdicts shown with evidence and advice, where one root cause was found in many places."""
 
 
-def _verdict_line(report: Report, roots: Sequence[Verdict], firing: Sequence[Verdict]) -> str:
+def _verdict_line(report: Report, roots: Sequence[Verdict], firing: Sequence[Verdict], nothing: str) -> str:
     if not roots:
-        return "Nothing is wrong in what could be tested." if not firing else "Something is wrong."
+        return nothing if not firing else "Something is wrong."
     failed = {v.id for v in roots if v.status == "fail"}
     fails, warns = len(failed), len({v.id for v in roots if v.status == "warn"} - failed)
     effects = [v for v in firing if v.consequence_of]

@@ -19,6 +19,7 @@ from rltop.checks.phrase import count
 from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS, Thresholds, override
 from rltop.checks.verdict import Report
+from rltop.cli.files import read_text
 from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.evidence.collect import collect
@@ -143,12 +144,8 @@ def _checks(path: Path) -> dict[str, Any]:
     """`[checks]` of a configuration. Raises RltopError for a file, a table or a key that can not be used."""
     from rltop.config import parse_checks
 
-    try:
-        return parse_checks(path.read_text(encoding="utf-8"), where=str(path))
-    except OSError as error:
-        raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise RltopError("is no TOML", where=str(path), why=str(error)) from None
+    text = read_text(path, "can not be read", do="--config FILE.toml: a file with a table [checks]")
+    return parse_checks(text, where=str(path))
 
 
 def read_thresholds(path: Path) -> Thresholds:

@@ -21,15 +21,18 @@ from rltop.checks.render import render, render_folded
 from rltop.checks.thresholds import DEFAULTS
 from rltop.checks.verdict import Report, Verdict
 from rltop.cli.check import read_thresholds
+from rltop.cli.files import unreadable
 from rltop.cli.output import note, print_json
+from rltop.cli.own_trainer import refusal
 from rltop.errors import RltopError
 from rltop.evidence.host import Host, ThisHost
 from rltop.evidence.launch import Facts, gather
-from rltop.evidence.launch_script import Launch, from_argv, program_of, read_script
+from rltop.evidence.launch_script import Launch, from_argv, is_unread, program_of, read_script
 from rltop.evidence.patches import ignore_patches
 from rltop.evidence.shell import Word
 
 MOST_BYTES = 4 << 20
+_GIVE = "rltop doctor FILE (a launch script, flags, a config.toml), or rltop doctor -- python train.py …"
 _LABEL = 10
 
 
@@ -53,7 +56,8 @@ def doctor(
     facts = gather(launch, host or ThisHost(), directory, ray_address=ray_address)
     report = judged(evaluate(facts.obs, thresholds), facts)
     plan = launch_plan(facts.obs, _own(launch, facts, directory))
-    stops = [step.text for step in plan if step.fatal] + [f"port {port} is taken" for port, _, _ in facts.taken]
+    plan = (*plan, *_refused(launch, plan))
+    stops = [_short(step) for step in plan if step.fatal] + [f"port {port} is taken" for port, _, _ in facts.taken]
     failed = 1 if report.summary.get("fail") or stops else 0
     patch = "".join(ignore_patches(facts.obs, directory))
     if patch_only:
@@ -66,7 +70,8 @@ def doctor(
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
         print("\n".join(_told(facts, plan, width)))
-        folded = render_folded(report, width=width, command="rltop doctor --all")
+        calm = {"nothing": "No check finds anything, but this launch cannot work."} if stops else {}
+        folded = render_folded(report, width=width, command="rltop doctor --all", **calm)
         print(render(report, width=width, refs=refs) if whole or refs else folded)
         if stops:
             print("\n".join(["", *_row("stop", f"this launch cannot work: {'; '.join(stops)}", width, warn=True)]))
@@ -119,7 +124,7 @@ def read_launch(words: Sequence[str]) -> tuple[Launch, Path]:
         raise RltopError(
             "what is to be launched?",
             where="rltop doctor",
-            do="rltop doctor FILE (a launch script, flags, a config.toml), or rltop doctor -- python train.py …",
+            do=_GIVE,
         )
     path = Path(words[0])
     if words[0] == "-":
@@ -173,9 +178,9 @@ def _text(path: Path) -> str:
             raise RltopError("is too long for a launch script", where=str(path), why="it has more than 4 MiB")
         return data.decode("utf-8")
     except OSError as error:
-        raise RltopError("can not be read", where=str(path), why=error.strerror or str(error)) from None
+        raise RltopError("can not be read", where=str(path), why=unreadable(error), do=_GIVE) from None
     except UnicodeDecodeError as error:
-        raise RltopError("is no text", where=str(path), why=str(error)) from None
+        raise RltopError("is no text", where=str(path), why=str(error), do=_GIVE) from None
 
 
 def _load(path: str) -> str | None:
@@ -188,12 +193,44 @@ def _load(path: str) -> str | None:
 
 def _own(launch: Launch, facts: Facts, directory: Path) -> OwnTrainer | None:
     """What only `rltop train` has, where that is what is launched."""
-    words = [Path(word.text).name for word in launch.words]
-    if ("rltop", "train") not in itertools.pairwise(words):
+    if not any(_is_own(*pair) for pair in itertools.pairwise(word.text for word in launch.words)):
         return None
     load = facts.obs.args.text("load")
     kept = directory / load / "reference" if load else None
     return OwnTrainer(f"{load.rstrip('/')}/reference" if load and kept is not None and kept.is_dir() else "")
+
+
+def _refused(launch: Launch, plan: Sequence[Step]) -> Iterator[Step]:
+    """What `rltop train` would say before its start, where it is what is launched, all is known, and nothing fatal
+    is said yet."""
+    words = [word.text for word in launch.words]
+    at = next((at for at, pair in enumerate(itertools.pairwise(words)) if _is_own(*pair)), None)
+    if (
+        at is None
+        or any(step.fatal for step in plan)
+        or any(word.unread or is_unread(word.text) for word in launch.words)
+    ):
+        return
+    flags = launch.words[at + 2 :]
+    if {"-h", "--help"} & {word.text for word in flags}:
+        return
+    lines = {word.text.partition("=")[0]: word.line for word in flags if word.text.startswith("--")}
+    in_file = launch.source != "command line"
+    environ = {**os.environ, **launch.env}
+    error = refusal(words[at + 2 :], lines if in_file else {}, launch.source, environ, touch=False)
+    if error is not None:
+        text = f"rltop train refuses this: {error.where}: {error.what}" if error.where else error.what
+        told = "; ".join(part for part in (text, error.why, error.do) if part)
+        yield Step("refused", " ".join(told.split()), warn=True, fatal=True)
+
+
+def _short(step: Step) -> str:
+    """Of a step that is shown in full: why the launch cannot work."""
+    return step.text.partition("; ")[0] if step.topic == "refused" else step.text
+
+
+def _is_own(program: str, command: str) -> bool:
+    return (Path(program).name, command) == ("rltop", "train")
 
 
 def _config(text: str, path: Path) -> Launch:

@@ -19,6 +19,7 @@ from typing import Any
 import rltop
 from rltop import keys as key_files
 from rltop import runs
+from rltop.cli.files import read_text
 from rltop.cli.output import note, print_json
 from rltop.errors import RltopError
 from rltop.integrations import preflight as checks
@@ -130,10 +131,8 @@ def read_env(given: str) -> dict[str, Any]:
     text, where = given, "--merge"
     if not given.lstrip().startswith("{"):
         where = given
-        try:
-            text = Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RltopError("cannot read the runtime env", where=given, why=str(error)) from None
+        do = "--merge FILE.yaml, FILE.json or the JSON itself"
+        text = read_text(Path(given), "cannot read the runtime env", do=do)
     try:
         env = _yaml(text) if where.endswith((".yaml", ".yml")) else json.loads(text)
     except ValueError as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rltop.cli.files import read_text
 from rltop.cli.output import note
 from rltop.engines.flags import Unread, parse, strip
 from rltop.engines.toggles import Change, change
@@ -185,10 +186,7 @@ def _wanted(changes: Sequence[str]) -> dict[str, str]:
 
 
 def _read(script: Path) -> Split:
-    try:
-        text = script.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RltopError("cannot read the script", where=str(script), why=str(error)) from None
+    text = read_text(script, "cannot read the script", do="rltop slime-flags --script RUN.sh", errors="replace")
     launch = read_script(text, str(script), directory=str(script.parent), load=_sourced)
     plain = launch.words or from_argv(shlex.split(text, comments=True)).words
     words = [_marked(word, guess=not launch.words) for word in plain]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from rltop import runs
 from rltop.cli.extra import require_train
+from rltop.cli.files import read_text
 from rltop.cli.output import note, print_json
+from rltop.cli.own_trainer import refusal
 from rltop.cli.signals import held, raised
 from rltop.cli.up_engines import generations, refuse_early_end, refuse_unstartable
 from rltop.config import Place, UpConfig, parse_up
@@ -43,10 +46,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
             raise RltopError(
                 "not an address to listen at", where=f"up: --ingest-tcp {ingest_tcp}", why=str(error)
             ) from None
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RltopError("can not read the file", where=str(path), why=str(error)) from None
+    text = read_text(path, "can not read the file", do="rltop up FILE.toml: a file with a table [trainer] or [engines]")
     config = parse_up(text, where=str(path), trainer_flags=[*flag_names(TrainConfig), *negated_names(TrainConfig)])
     trainer = trainer_command(config, str(path))
     checks = dict(config.checks)
@@ -79,13 +79,7 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
         ended = early_end(run, within_s=EARLY_S, log_from=log_from) if trainer else None
         if ended is not None and ended.state != "done":
             log = run.path / "trainer.log"
-            raise RltopError(
-                f"the trainer of run {run.name!r} ended at once",
-                where=str(log),
-                why=f"{ended.text}; its log ends:\n{log_tail(log, log_from) or '(it is empty)'}",
-                do="the daemon is down again",
-                exit_code=1,
-            )
+            raise ended_at_once(run.name, log, ended.text, log_tail(log, log_from))
         keep(None)
     slime = SlimeOptions.of(config.engines or {})
     if as_json:
@@ -98,6 +92,23 @@ def up(path: Path, *, name: str | None, as_json: bool, ingest_tcp: str = "") -> 
     if slime is not None:
         note("start slime, once they serve, with " + " ".join(slime.flags()))
     return 0
+
+
+def ended_at_once(name: str, log: Path, how: str, tail: str) -> RltopError:
+    """The error of a trainer that ended; one that said itself what is wrong, as rltop does, is told in its words."""
+    what = f"the trainer of run {name!r} ended at once"
+    if (own := _OWN_WORDS.search(tail)) is not None:
+        do = own["do"] or f"less {log}"
+        return RltopError(f"{what}: {own['head']}", where=str(log), why=own["why"] or how, do=do, exit_code=1)
+    why = f"{how}; its log ends:\n{tail or '(it is empty)'}"
+    return RltopError(what, where=str(log), why=why, do="mend that, or start its command by itself", exit_code=1)
+
+
+_OWN_WORDS = re.compile(
+    r"^rltop: (?P<head>[^\n]+)(?:\n  why: (?P<why>(?:(?!\n  do:  |\nrltop: ).)*))?(?:\n  do:  (?P<do>[^\n]+))?\s*\Z",
+    re.MULTILINE | re.DOTALL,
+)
+"""An `RltopError` at the end of a log."""
 
 
 @contextlib.contextmanager
@@ -117,13 +128,12 @@ def _whole_or_nothing() -> Iterator[Callable[[RunInfo | None], None]]:
 
 
 def trainer_command(config: UpConfig, where: str) -> list[str]:
-    """argv of the trainer; the flags of `rltop train` are checked first, so that a mistake names its line."""
+    """argv of the trainer. What `rltop train` would refuse is refused first, so that a mistake names its line."""
     if not config.trainer:
         return []
     if config.command:
         return [_program(config, where), *config.command[1:]]
-    from rltop.train.arguments import TrainConfig, parse_args
-    from rltop.train.dump_preflight import check_dumps
+    from rltop.train.arguments import TrainConfig
     from rltop.train.flags import switch_names
 
     require_train("up")
@@ -133,14 +143,8 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
             key = flag.removeprefix("--").replace("-", "_")
             place = f"{where}:{config.lines.get(flag, 1)}"
             raise RltopError(f"{key} must be true or false, not {word!r}", where=place, do=f"{key} = true")
-    try:
-        check_dumps(parse_args(config.flags))
-    except RltopError as error:
-        flag = error.where.split()[0].partition("=")[0] if error.where else ""
-        line = config.lines.get(flag)
-        if line is None:
-            raise
-        raise RltopError(error.what, where=f"{where}:{line}: {error.where}", why=error.why, do=error.do) from None
+    if (refused := refusal(config.flags, config.lines, where, {**os.environ, **config.env})) is not None:
+        raise refused
     return [sys.executable, "-m", "rltop", "train", *config.flags]
 
 

@@ -1,8 +1,8 @@
 """`[engines]` of `rltop up`: engines that can not be launched fail the command, as a trainer does that dies at once.
 
-What can be told without a process (arguments, model path, interpreter) is told before anything starts, with its line.
-What only a process can tell (a module that is not there) is told if it does so within `EARLY_S`; later it is an event
-of the run, for the fleet tries again.
+What can be told before (arguments, model path, an interpreter without the server) is told before anything starts, with
+its line. What only the server's process can tell (a module that it needs and that is not there) is told if it does so
+within `EARLY_S`; later it is an event of the run, for the fleet tries again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,8 @@ def refuse_unstartable(table: Mapping[str, Any], place: Place, env: Mapping[str,
 
 
 def _look_here(table: Mapping[str, Any], place: Place, env: Mapping[str, str]) -> None:
+    from rltop.engines.interpreter import unfit
+
     model, python = str(table["model_path"]), str(table.get("python") or "")
     path, cpu = Path(model), table.get("kind") == "cpu"
     if (path / "config.json").exists() or (path.exists() and not cpu):
@@ -66,6 +69,12 @@ def _look_here(table: Mapping[str, Any], place: Place, env: Mapping[str, str]) -
         why = f"python = {python}: {'it is not executable' if Path(python).exists() else 'there is no such program'}"
         do = "name the interpreter that has the server installed, with its whole path"
         raise _refused(why, place.at("engines", "python"), do)
+    kind, given = table.get("kind", "sglang"), table.get("env") or {}
+    python = python or sys.executable
+    if (found := unfit(kind, python, {**os.environ, **env, **given})) is not None:
+        key = "python" if table.get("python") else "kind" if "kind" in table else "model_path"
+        do = "python = the interpreter that has the server installed, with its whole path"
+        raise _refused(f"{python}: {found.why}", place.at("engines", key), do)
 
 
 def _refused(why: str, where: str, do: str) -> RltopError:
@@ -92,11 +101,12 @@ def refuse_early_end(run: RunInfo, before: Mapping[str, int], count: int, *, wit
         failed = [name for name, slot in new.items() if slot.get("state") in _FAILED]
         if len(failed) >= count:
             slot = new[failed[0]]
+            log = run.path / "engines" / failed[0] / str(slot["generation"]) / "stdout.log"
             raise RltopError(
                 f"the engines of run {run.name!r} ended at once",
-                where=str(run.path / "engines" / failed[0] / str(slot["generation"]) / "stdout.log"),
+                where=str(log),
                 why=str(slot.get("cause") or slot.get("fingerprint")),
-                do="the daemon is down again",
+                do=f"less {log}",
             )
         if len(new) >= count and not any(slot.get("state") in _UNDECIDED for slot in new.values()):
             return

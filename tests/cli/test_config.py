@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from rltop.cli.main import main
+from rltop.cli.up import ended_at_once, trainer_command
 from rltop.config import UpConfig, parse_up
 from rltop.errors import RltopError
+from rltop.train.arguments import TrainConfig
+from rltop.train.flags import flag_names
 
 FLAGS = ("--num-rollout", "--deterministic", "--lr", "--inject", "--kl-loss-coef")
 
@@ -156,6 +160,71 @@ def test_dumps_that_are_not_there_name_the_line_before_anything_starts(
     assert main(["up", str(config)]) == 2
     assert f"{config}:3: --load-debug-rollout-data" in capsys.readouterr().err
     assert not (tmp_path / "rltop").exists()
+
+
+@pytest.mark.train
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('engine = "sglang"\nengine_python = "nosuchpy"', "{config}:3: --engine-python nosuchpy: no such interpreter"),
+        ('engine_python = "true"\nengine = "sglang"', "{config}:2: --engine-python true: no Python that starts"),
+        ('lr = 1.0\nhf_checkpoint = "/nope"', "{config}:3: --hf-checkpoint /nope: checkpoint not found"),
+        (
+            'lr = 1.0\nhf_checkpoint = "{folder}"',
+            "{config}:3: --hf-checkpoint: {folder}/config.json: checkpoint unread",
+        ),
+        ("rollout_max_response_len = 2000", "{config}:2: --rollout-max-response-len: prompt and response do not fit"),
+        ("sglang_context_length = 20", "{config}:2: --sglang-context-length: --rollout-max-response-len: prompt and"),
+        ('save_dir = "{config}/x"', "{config}:2: --save-dir {config}/x: cannot write there"),
+    ],
+)
+def test_what_the_trainers_preflight_refuses_names_the_line_before_anything_starts(
+    lines: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLTOP_DIR", str(tmp_path / "rltop"))
+    config, folder = tmp_path / "up.toml", tmp_path / "folder"
+    folder.mkdir()
+    config.write_text(f"[trainer]\n{lines.format(config=config, folder=folder)}\n")
+    assert main(["up", str(config)]) == 2
+    assert said.format(config=config, folder=folder) in capsys.readouterr().err
+    assert not (tmp_path / "rltop").exists()
+
+
+@pytest.mark.train
+def test_the_trainers_preflight_is_of_the_environment_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mypy3").symlink_to(sys.executable)
+    site = tmp_path / "site" / "sglang"
+    site.mkdir(parents=True)
+    for name in ("__init__.py", "launch_server.py"):
+        (site / name).write_text("")
+    env = f'[env]\nPATH = "{tmp_path}/bin"\nPYTHONPATH = "{site.parent}"\nRAY_ADDRESS = ""\n'
+    text = '[trainer]\nengine = "sglang"\nengine_python = "mypy3"\n'
+    known = [*flag_names(TrainConfig)]
+    assert trainer_command(parse_up(text + env, where="f", trainer_flags=known), "f")[3] == "train"
+    with pytest.raises(RltopError, match="no such interpreter"):
+        trainer_command(parse_up(text, where="f", trainer_flags=known), "f")
+
+
+def test_a_trainer_that_said_itself_what_is_wrong_is_told_in_its_words() -> None:
+    inner = RltopError("no such thing", where="--thing x", why="there are\ntwo lines", do="--thing y")
+    error = ended_at_once("r", Path("/r/trainer.log"), "ended with code 2: rltop: …", f"one\nrltop: {inner}")
+    assert str(error) == (
+        "/r/trainer.log: the trainer of run 'r' ended at once: --thing x: no such thing\n"
+        "  why: there are\ntwo lines\n  do:  --thing y"
+    )
+    bare = ended_at_once("r", Path("/r/trainer.log"), "code 2", "rltop: no more")
+    assert (bare.what, bare.why, bare.do) == (
+        "the trainer of run 'r' ended at once: no more",
+        "code 2",
+        "less /r/trainer.log",
+    )
+    other = ended_at_once("r", Path("/r/trainer.log"), "code 4", f"rltop: {inner}\nTraceback")
+    assert other.why.startswith("code 4; its log ends:\nrltop: ")
+    assert error.exit_code == bare.exit_code == other.exit_code == 1
 
 
 @pytest.mark.parametrize(

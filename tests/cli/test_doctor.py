@@ -240,3 +240,38 @@ def test_the_plan_of_rltops_own_trainer_knows_what_only_it_has(
     told = " ".join(run(capsys, str(config)).split())
     assert "starts at rollout 0 from a tiny model of its own" in told
     assert "the reference model is the weights that this run starts with" in told
+
+
+@pytest.mark.train
+def test_what_rltops_own_trainer_refuses_stops_the_launch(launch_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["rltop", "train", "--engine", "sglang", "--engine-python", "nosuchpy"]
+    config = launch_dir / "own.toml"
+    config.write_text('[trainer]\nengine = "sglang"\n\nengine_python = "nosuchpy"\n')
+    (launch_dir / "run.sh").write_text(
+        "export A=1\n\nrltop train --engine sglang \\\n --engine-python nosuchpy | tee x\n"
+    )
+    for words, place in ((own, ""), (["own.toml"], "own.toml:4: "), (["run.sh"], "run.sh:4: ")):
+        assert doctor(words, host=FakeHost()) == 1, words
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"rltop train refuses this: {place}--engine-python nosuchpy: no such interpreter" in told
+        assert "Nothing is wrong" not in told
+    assert doctor(own, host=FakeHost(), as_json=True) == 1
+    (step,) = json.loads(capsys.readouterr().out)["plan"]
+    assert (step["topic"], step["fatal"]) == ("refused", True)
+
+
+@pytest.mark.train
+def test_what_rltops_own_trainer_takes_is_not_stopped_and_nothing_is_made(
+    launch_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (["--save-dir", "new/one"], ["--engine-python", "$PY"], ["--engine-python", "nosuchpy", "--help"]):
+        assert doctor(["rltop", "train", "--num-rollout", "3", *more], host=FakeHost()) == 0
+        assert "refuses" not in capsys.readouterr().out
+    assert not (launch_dir / "new").exists()
+
+
+def test_a_directory_is_said_in_words(launch_dir: Path) -> None:
+    with pytest.raises(RltopError, match="can not be read") as caught:
+        doctor([str(launch_dir)], host=FakeHost())
+    assert caught.value.why == "it is a directory"
+    assert caught.value.do

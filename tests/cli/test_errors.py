@@ -140,3 +140,24 @@ def test_json_is_json_on_a_stdout_that_is_no_utf8(runs_dir: Path) -> None:
     assert json.loads(ended.stdout)["state"]["run"]["text"] == "Überlauf"
     assert plain.returncode == 0
     assert "berlauf" in plain.stdout
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["up", "{}"],
+        ["doctor", "{}"],
+        ["check", "--config", "{}", "x"],
+        ["slime-flags", "cuda_graph=off", "--script", "{}"],
+        ["slime-env", "--merge", "{}"],
+    ],
+)
+def test_a_file_that_can_not_be_read_is_said_in_words_with_advice(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, why in ((tmp_path, "it is a directory"), (tmp_path / "none.toml", "there is no such file")):
+        assert main([word.format(given) for word in argv]) == 2
+        err = capsys.readouterr().err
+        assert why in err
+        assert "  do:  " in err
+        assert "Errno" not in err

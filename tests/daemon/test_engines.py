@@ -169,6 +169,14 @@ def test_a_daemon_without_engines_is_as_light_as_before() -> None:
     assert not heavy & set(loaded)
 
 
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A Python without any packages."""
+    python = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parent.parent)], check=True)
+    return python
+
+
 @pytest.mark.parametrize(
     ("lines", "line", "words"),
     [
@@ -186,7 +194,7 @@ def test_engines_that_no_process_can_be_made_of_are_an_error_of_up(
     assert f"{config}:{line}: the engines can not be started" in err
     assert words in err
     assert not (config.parent / "r" / "runs" / "alone").exists(), "nothing was begun"
-    config.write_text(f'[run]\nname = "alone"\n[trainer]\ncommand = ["true"]\n[engines]\nmodel_path = "{model}"\n')
+    config.write_text(f'[run]\nname = "alone"\n[trainer]\ncommand = ["true"]\n{table(model)}')
     assert main(["up", str(config)]) == 0  # the fixture takes it down
 
 
@@ -200,20 +208,38 @@ def test_a_model_path_that_is_not_there_is_an_error_of_up(config: Path, capsys: 
     assert main(["up", str(config)]) == 0
 
 
-def test_engines_whose_module_is_missing_are_an_error_of_up_and_nothing_stays(
-    config: Path, model: Path, tmp_path: Path, capsys: Capture
+def test_engines_whose_python_has_no_server_are_an_error_of_up_before_anything_starts(
+    config: Path, model: Path, bare: Path, capsys: Capture
 ) -> None:
-    python = tmp_path / "bare" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parent.parent)], check=True)
+    text = f'[run]\nname = "alone"\n[engines]\nkind = "sglang"\nmodel_path = "{model}"\npython = "{bare}"\n'
+    config.write_text(text)
+    assert main(["up", str(config)]) == 2
+    err = capsys.readouterr().err
+    assert f"{config}:6: the engines can not be started" in err
+    assert "has no module sglang" in err
+    assert not (config.parent / "r" / "runs" / "alone").exists(), "nothing was begun"
+    config.write_text('[run]\nname = "alone"\n[trainer]\ncommand = ["true"]\n')
+    assert main(["up", str(config)]) == 0  # the fixture takes it down
+
+
+def test_engines_whose_module_is_missing_are_an_error_of_up_and_nothing_stays(
+    config: Path, model: Path, bare: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    package = tmp_path / "site" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "launch_server.py").write_text("import sgl_kernel_of_nobody\n")
     config.write_text(
-        f'[run]\nname = "alone"\n[engines]\nkind = "sglang"\ncount = 2\nmodel_path = "{model}"\npython = "{python}"\n'
+        f'[run]\nname = "alone"\n[engines]\nkind = "sglang"\ncount = 2\nmodel_path = "{model}"\npython = "{bare}"\n'
+        f'env = {{ PYTHONPATH = "{package.parent}" }}\n'
     )
     assert main(["up", str(config)]) == 2
     err = capsys.readouterr().err
     assert "the engines of run 'alone' ended at once" in err
     assert "What it needs cannot be imported at the start" in err
-    assert "No module named 'sglang'" in err
+    assert "No module named 'sgl_kernel_of_nobody'" in err
     assert "/engines/0/1/stdout.log" in err or "/engines/1/1/stdout.log" in err
+    assert "  do:  less " in err
     assert not find_run("alone").alive
 
 
