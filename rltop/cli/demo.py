@@ -7,7 +7,6 @@ sight of), everything behind it unwinds through one `finally`, and the stop can 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rltop.cli.extra import require_train
 from rltop.cli.output import note
 from rltop.cli.signals import held, raised
 from rltop.runs import RunInfo
+from rltop.runs.own_python import own_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def started(options: DemoOptions) -> Iterator[RunInfo]:
     tether = Tether()  # a demo that is killed takes its run along
     try:
         with held():
-            argv = [sys.executable, "-m", "rltop", "train", *args]
+            argv = [*own_python("rltop"), "train", *args]
             run = start_daemon(None, trainer=argv, config={"demo": args, "engines": {}}, tether=tether)
         yield run
     finally:

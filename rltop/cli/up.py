@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from rltop.errors import RltopError
 from rltop.evidence.known import table_path, with_table
 from rltop.keys import parse_listen
 from rltop.runs import RunInfo
+from rltop.runs.own_python import own_python
 
 EARLY_S = 1.0
 """A trainer that ends within this time after its start has not started: a wrong path, a missing import."""
@@ -145,7 +145,7 @@ def trainer_command(config: UpConfig, where: str) -> list[str]:
             raise RltopError(f"{key} must be true or false, not {word!r}", where=place, do=f"{key} = true")
     if (refused := refusal(config.flags, config.lines, where, {**os.environ, **config.env})) is not None:
         raise refused
-    return [sys.executable, "-m", "rltop", "train", *config.flags]
+    return [*own_python("rltop"), "train", *config.flags]
 
 
 def _hook(argv: list[str], path: Path, text: str) -> list[str]:

@@ -19,6 +19,7 @@ from rltop.client.transport import ConnectionLost, Dial, Transport
 from rltop.errors import RltopError
 from rltop.protocol.messages import Role
 from rltop.runs import RunInfo, read_run
+from rltop.runs.own_python import own_python
 
 SSH_OPTIONS = ("-C", "-T", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes")
 """Compression (state shrinks 6 to 35 times), no remote terminal, and neither a RemoteCommand nor a forwarding that the
@@ -98,7 +99,7 @@ async def _open_archive(run: RunInfo) -> Transport:
         said = _our_error(lines) or (lines[-1] if lines else f"the archive ended with status {status}")
         return ConnectionLost(said, final=True)
 
-    argv = [sys.executable, "-m", "rltop", "proxy", "--stdio", "--run-dir", str(run.path)]
+    argv = [*own_python("rltop"), "proxy", "--stdio", "--run-dir", str(run.path)]
     return await open_pipe(argv, explain, sync_timeout_s=None, own_session=True)
 
 

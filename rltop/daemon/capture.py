@@ -42,7 +42,9 @@ CHECKPOINT_FLAGS = (
     *("sglang-model-path", "sglang-speculative-draft-model-path", "teacher-load", "rm-load", "tokenizer-model"),
 )
 _VERSIONS = """
-import importlib.metadata as m, json, platform, sys
+import sys
+sys.path = [folder for folder in sys.path if folder]  # not what lies in the current directory
+import importlib.metadata as m, json, platform
 found = {}
 for name in sys.argv[1:]:
     try:

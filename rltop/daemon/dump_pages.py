@@ -27,6 +27,7 @@ from rltop.errors import RltopError
 from rltop.evidence.dump_find import DumpRef, Known, find_dumps, joined, order
 from rltop.evidence.dump_pages import DumpPages, listed
 from rltop.protocol.messages import DumpPageAnswer, DumpPageQuery, DumpsAnswer, DumpsQuery
+from rltop.runs.own_python import own_python
 
 ANSWER_S = 8.0
 """Longest wait for the child; a client waits for 10 s."""
@@ -150,10 +151,7 @@ class DumpReader:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._child is None or self._child.returncode is not None:
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # not what lies in the directory of the run
-                "-m",
-                "rltop.daemon.dump_pages",
+                *own_python("rltop.daemon.dump_pages"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

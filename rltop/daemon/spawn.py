@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from rltop.errors import RltopError
 from rltop.protocol.codec import WireError, decode, encode
 from rltop.protocol.messages import PROTO_MAX, PROTO_MIN, Hello
 from rltop.runs import RunInfo
+from rltop.runs.own_python import own_python
 
 START_S = 30.0
 STOP_S = 20.0
@@ -111,7 +111,7 @@ def _start(
         config_file.chmod(0o600)
     except OSError as error:
         raise RltopError("cannot write in the run directory", where=str(config_file), why=str(error)) from error
-    argv = [sys.executable, "-m", module, "--run-dir", str(run_dir), "--config", str(config_file)]
+    argv = [*own_python(module), "--run-dir", str(run_dir), "--config", str(config_file)]
     if tether is not None:
         argv += ["--tether", str(TETHER_FD)]
     if ingest_tcp:

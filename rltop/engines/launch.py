@@ -177,6 +177,7 @@ def _command(spec: EngineSpec, port: int, port_file: Path) -> list[str]:
         str(spec.python),
         ("--model-path", str(spec.model_path), "--host", spec.host, "--port", str(port), *own, *spec.args),
         port_file,
+        spec.env,
     )
     if spec.kind == "sglang" and spec.die_with_parent:
         return [sys.executable, "-I", "-c", _DIE_WITH_PARENT, *server]

@@ -13,6 +13,9 @@ a process is ours by birth (pid and start time) or by its marker.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,14 +180,50 @@ def marks(marker: str, directory: str | Path) -> dict[str, str]:
     return {MARKER: marker, DIRECTORY: os.path.realpath(directory)}
 
 
-def server_argv(kind: Kind, python: str, args: Sequence[str], port_file: Path) -> list[str]:
-    """The command of a server. Metrics are always on; a stand-in also writes the port that it found."""
+def server_argv(kind: Kind, python: str, args: Sequence[str], port_file: Path, env: Mapping[str, str]) -> list[str]:
+    """The command of a server. Metrics are always on; a stand-in also writes the port that it found.
+
+    env: what the engine gets on top of its launcher's environment. No server imports what happens to lie in the current
+    directory: see `own_python`. SGLang does where its settings name modules of the user's, and where it is not known
+    that the interpreter has `-P`. PYTHONSAFEPATH would be no remedy: every program below the engine would inherit it.
+    """
     match kind:
         case "cpu" | "null":
             module = f"rltop.train.{kind}_engine"
-            return [python, "-m", module, "--enable-metrics", "--port-file", str(port_file), *args]
+            return [python, "-P", "-m", module, "--enable-metrics", "--port-file", str(port_file), *args]
         case "sglang":
-            return [python, "-m", "sglang.launch_server", "--enable-metrics", *args]
+            safe = ["-P"] if has_safe_path(python) and not _names_modules(args, env) else []
+            return [python, *safe, "-m", "sglang.launch_server", "--enable-metrics", *args]
+
+
+_MODULE_FLAGS = ("--custom-weight-loader", "--forward-hooks")
+_MODULE_VARIABLES = ("SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE")
+"""SGLang's settings that name Python modules: as by hand, they may lie in the current directory."""
+
+
+def _names_modules(args: Sequence[str], env: Mapping[str, str]) -> bool:
+    flags = {word.partition("=")[0] for word in args}
+    return not flags.isdisjoint(_MODULE_FLAGS) or any(env.get(name, os.environ.get(name)) for name in _MODULE_VARIABLES)
+
+
+def has_safe_path(python: str) -> bool:
+    """Whether this interpreter is known to have `-P` (3.11 and later). It is not run: it may be a script that enters a
+    container first."""
+    found = shutil.which(python)
+    if found is None:
+        return False
+    if found == sys.executable:
+        return True
+    version = re.search(r"^version(?:_info)?\s*=\s*(\d+)\.(\d+)", _text(Path(found).parent.parent / "pyvenv.cfg"), re.M)
+    version = version or re.fullmatch(r"python(\d+)\.(\d+)", os.path.basename(os.path.realpath(found)))
+    return version is not None and (int(version[1]), int(version[2])) >= (3, 11)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 class Launcher(Protocol):

@@ -33,6 +33,7 @@ import msgspec
 
 from rltop.engines.host_actor import HostActor
 from rltop.engines.launcher import Launched, LaunchSpec, Look, LostNode, Remains
+from rltop.engines.ray_path import without_current_directory
 from rltop.errors import RltopError
 
 THREADS = 64
@@ -365,6 +366,7 @@ def connect(options: Mapping[str, Any]) -> Any:
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
+            job_config=without_current_directory(str(options["address"])),
         )
     except Exception as error:
         lines = str(error).strip().splitlines()

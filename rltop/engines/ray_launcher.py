@@ -16,7 +16,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ import msgspec
 from rltop.engines.launcher import Launched, LaunchSpec, Look, LostNode, Remains
 from rltop.engines.ray_gateway import FRAME_HEAD, PLACE_S, SLOW_S, frame_length, pack
 from rltop.errors import RltopError
+from rltop.runs.own_python import own_python
 
 PLACED = "ray.json"
 NAMESPACE = "rltop"
@@ -204,7 +204,7 @@ class RayLauncher:
 
 
 def _spawn(channel: int, options: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rltop.engines.ray_gateway", str(channel), options]
+    command = [*own_python("rltop.engines.ray_gateway"), str(channel), options]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[channel], start_new_session=True)
 
 

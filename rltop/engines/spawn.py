@@ -189,7 +189,8 @@ def _locked(spec: LaunchSpec) -> RltopError:
 
 def _argv(spec: LaunchSpec, bind: str, port: int, directory: Path) -> list[str]:
     address = ("--model-path", spec.model_path, "--host", bind, "--port", str(port))
-    return server_argv(spec.kind, spec.python, (*address, *spec.args, *_crash_dump(spec, directory)), directory / PORT)
+    args = (*address, *spec.args, *_crash_dump(spec, directory))
+    return server_argv(spec.kind, spec.python, args, directory / PORT, spec.env)
 
 
 def _crash_dump(spec: LaunchSpec, directory: Path) -> tuple[str, ...]:

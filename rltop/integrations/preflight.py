@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rltop.engines.ray_path import without_current_directory
 from rltop.errors import RltopError
 
 PATIENCE_S = 90.0
@@ -99,6 +100,7 @@ def preflight(
             log_to_driver=False,
             logging_level="ERROR",
             namespace="rltop-preflight",
+            job_config=without_current_directory(address),
         )
     except Exception as error:
         what = f"cannot join the Ray cluster {address!r}"

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rltop.engines.ray_path import without_current_directory
 from rltop.errors import RltopError
 from rltop.train.lifetime import Signals
 
@@ -323,6 +324,7 @@ def _start(ray: Any, directory: Path, *, cpus: float, signals: Signals) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
+            job_config=without_current_directory(),
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(directory),
         ),
@@ -346,6 +348,7 @@ def _join(ray: Any, address: str, namespace: str | None, signals: Signals) -> No
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
+            job_config=without_current_directory(address),
         ),
         signals,
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rltop.errors import RltopError
 from rltop.runs.leftovers import owned_dir
+from rltop.runs.own_python import own_python
 from rltop.train.arguments import TrainConfig
 from rltop.train.lifetime import Interrupted, Signals, no_child_left
 
@@ -35,7 +36,7 @@ def supervise(config: TrainConfig, argv: Sequence[str], environ: Mapping[str, st
     """
     with work_directory(config, environ) as work_dir, ray_directory() as ray_dir, no_child_left():
         driver = subprocess.Popen(
-            [sys.executable, "-m", "rltop.train", str(work_dir), str(ray_dir), *argv],
+            [*own_python("rltop.train"), str(work_dir), str(ray_dir), *argv],
             stdin=subprocess.DEVNULL,
             process_group=0,
         )

@@ -27,7 +27,7 @@ ENGINES = {"engines": {"model_path": "/m", "kind": "cpu", "count": 3}}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunInfo]:
     """Three engines of the daemon's and one, `x`, that others run."""
     root = tmp_path_factory.mktemp("r")
-    env = {"RLTOP_FAKE_PACE": "0.02"}
+    env = {"RLTOP_FAKE_PACE": "0.02", "PYTHONPATH": str(Path(__file__).parents[2])}
     with real_daemon(root, "e-1", config=ENGINES, module="tests.daemon.fake_fleet", env=env) as info:
         with Producer(info) as producer:
             producer.send("engine", {"id": "x", "state": "HEALTHY", "generation": 1})

@@ -12,6 +12,7 @@ import pytest
 from rltop.daemon import capture as module
 from rltop.daemon.capture import capture, checkpoint, write_manifest
 from rltop.runs import places
+from tests.hostile import hostile
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,12 @@ def test_a_script_with_a_python_in_its_first_line(tmp_path: Path) -> None:
     assert found["versions"]["executable"] == sys.executable
     assert found["git"] == []
     assert any(note.startswith("git: ") and "not a git repository" in note for note in found["notes"])
+
+
+def test_versions_are_asked_wherever_the_trainer_runs(tmp_path: Path) -> None:
+    found = capture(attempt=1, command=[sys.executable], env=dict(os.environ), cwd=hostile(tmp_path), config={})
+    assert found["versions"]["executable"] == sys.executable
+    assert not [note for note in found["notes"] if note.startswith("versions")]
 
 
 def test_what_is_no_python_is_a_note(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class Sequence:
         for process in self.left():
             try:
                 # It leads its session; a child between fork and exec looks like it otherwise.
-                if process.cmdline()[1:3] == ["-m", ENGINE] and os.getsid(process.pid) == process.pid:
+                if process.cmdline()[1:4] == ["-P", "-m", ENGINE] and os.getsid(process.pid) == process.pid:
                     found.setdefault(process.environ()[MARKER].split("/")[1], []).append(process)
             except (psutil.Error, OSError, KeyError):  # it ends, or becomes another program
                 continue

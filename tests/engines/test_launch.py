@@ -16,7 +16,7 @@ import pytest
 from rltop.engines import ports
 from rltop.engines.client import EngineClient
 from rltop.engines.launch import READY_LINE, EngineSpec, launch_engine, tail
-from rltop.engines.launcher import MARKER
+from rltop.engines.launcher import MARKER, server_argv
 from rltop.errors import RltopError
 from rltop.train.cpu_engine.__main__ import main
 from tests.engines.contract import PROMPT
@@ -140,6 +140,50 @@ def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     assert tail(log, 3) == ""
     log.write_text("".join(f"line {index}\n" for index in range(1000)))
     assert tail(log, 2) == "line 998\nline 999"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "safe"),
+    [
+        ("python3.12", "", True),
+        ("python3.11", "", True),
+        ("python3.10", "", False),
+        ("python", "version = 3.13.1", True),
+        ("python", "version_info = 3.11.7.final.0", True),
+        ("python", "version = 3.9.2", False),
+        ("python", "", False),
+        ("in-container", "", False),
+    ],
+)
+def test_sglang_leaves_out_the_current_directory_where_its_interpreter_can(
+    name: str, version: str, safe: bool, tmp_path: Path
+) -> None:
+    python = tmp_path / "bin" / name
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    python.chmod(0o755)
+    (tmp_path / "pyvenv.cfg").write_text(f"home = /usr/bin\n{version}\n")
+    argv = server_argv("sglang", str(python), ("--tp", "2"), tmp_path / "port", {})
+    assert argv == [
+        str(python),
+        *(["-P"] if safe else []),
+        "-m",
+        "sglang.launch_server",
+        "--enable-metrics",
+        "--tp",
+        "2",
+    ]
+    assert not (tmp_path / "ran").exists(), "it may be anything"
+
+
+def test_modules_of_the_users_that_an_engine_is_to_load_may_lie_in_the_current_directory(tmp_path: Path) -> None:
+    def safe(*args: str, **env: str) -> bool:
+        return "-P" in server_argv("sglang", sys.executable, args, tmp_path / "port", env)
+
+    assert safe("--tp", "2", SGLANG_X="my_models")
+    assert not safe("--custom-weight-loader", "mine.load")
+    assert not safe("--custom-weight-loader=mine.load")
+    assert not safe(SGLANG_EXTERNAL_MODEL_PACKAGE="my_models")
 
 
 # ---------------------------------------------------------------------- with the CPU engine

@@ -18,12 +18,14 @@ import psutil
 import pytest
 
 from rltop.protocol.messages import Record
+from rltop.runs.own_python import own_python
 from rltop.train import supervisor
 from rltop.train.__main__ import Result
 from rltop.train.arguments import TrainConfig
 from rltop.train.lifetime import Interrupted, Signals
 from rltop.train.loop import History
 from rltop.train.run import Run
+from tests.hostile import hostile
 from tests.train.local import ingest, records_until_bye
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -84,6 +86,21 @@ def test_a_run_ends_with_one_json_object_on_stdout(ended: Ended) -> None:
     assert result["first_step"]["ppo_kl"] == 0.0
     assert result["first_step"]["kl_loss"] == 0.0
     assert "CPU engine" in result["stand_ins"][0]
+
+
+def test_a_run_starts_wherever_it_is_started(tmp_path: Path) -> None:
+    """Neither the driver nor a worker of Ray nor an engine imports what lies in the current directory."""
+    folder = hostile(tmp_path)
+    done = subprocess.run(
+        [*own_python("rltop"), "train", *TINY, "--num-rollout", "1", "--cold-start-steps", "2"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of the current directory" not in done.stderr
 
 
 def test_the_records_tell_the_whole_run_in_order(ended: Ended) -> None:
