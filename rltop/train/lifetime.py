@@ -17,6 +17,8 @@ from types import FrameType
 
 import psutil
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a run."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -46,7 +48,7 @@ class Signals:
 
     def install(self) -> None:
         """Take the signals, except those that the parent told us to ignore (`nohup`)."""
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._arrived)
 

@@ -21,7 +21,7 @@ from rltop.errors import RltopError
 from rltop.runs.leftovers import owned_dir
 from rltop.runs.own_python import own_python
 from rltop.train.arguments import TrainConfig
-from rltop.train.lifetime import Interrupted, Signals, no_child_left
+from rltop.train.lifetime import SIGNALS, Interrupted, Signals, no_child_left
 
 GRACE_S = 7.0
 """What the driver gets to end in good order. The daemon gives the whole run ten seconds."""
@@ -35,12 +35,18 @@ def supervise(config: TrainConfig, argv: Sequence[str], environ: Mapping[str, st
     Raises RltopError if the driver died instead of ending.
     """
     with work_directory(config, environ) as work_dir, ray_directory() as ray_dir, no_child_left():
-        driver = subprocess.Popen(
-            [*own_python("rltop.train"), str(work_dir), str(ray_dir), *argv],
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the driver inherits it, see there
         try:
+            driver = subprocess.Popen(
+                [*own_python("rltop.train"), str(work_dir), str(ray_dir), *argv],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             code = driver.wait()
         except Interrupted as stop:
             return _interrupt(driver, stop, signals)

@@ -20,8 +20,8 @@ import pytest
 from rltop.protocol.messages import Record
 from rltop.runs.own_python import own_python
 from rltop.train import supervisor
-from rltop.train.__main__ import Result
 from rltop.train.arguments import TrainConfig
+from rltop.train.driver import Result
 from rltop.train.lifetime import Interrupted, Signals
 from rltop.train.loop import History
 from rltop.train.run import Run
@@ -206,6 +206,61 @@ def test_an_interrupt_in_the_middle_of_a_run_is_130_and_leaves_no_child(tmp_path
     assert json.loads(output)["reason"] == "interrupted"
     assert "interrupted" in errors
     assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rltop-")] == []
+
+
+STOP_AT = """
+import os, sys
+class Here:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r} and {process!r} in sys.orig_argv:
+            sys.meta_path.remove(self)
+            with open({here!r}, "w") as told:
+                told.write("here")
+            with open({go!r}) as wait:
+                wait.read(1)
+sys.meta_path.insert(0, Here())
+"""
+
+
+@pytest.mark.parametrize(
+    ("process", "module"),
+    [
+        ("train", "rltop.train.supervisor"),
+        ("rltop.train", "rltop.train"),
+        ("rltop.train", "rltop.train.driver"),
+        ("rltop.train", "rltop.train.loop"),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported_says_nothing(process: str, module: str, tmp_path: Path) -> None:
+    here, go = str(tmp_path / "here"), str(tmp_path / "go")
+    os.mkfifo(here)
+    os.mkfifo(go)
+    gate = os.open(go, os.O_RDWR)
+    code = STOP_AT.format(module=module, process=process, here=here, go=go)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    env = environment(directory=tmp_path)
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
+    command = subprocess.Popen(
+        [sys.executable, "-m", "rltop", "train", *TINY],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
+    )
+    with command:
+        try:
+            assert Path(here).read_text() == "here"
+            os.killpg(command.pid, signal.SIGINT)  # as a terminal does
+            for child in psutil.Process(command.pid).children():
+                child.send_signal(signal.SIGINT)
+            os.write(gate, b"g")
+            output, errors = command.communicate(timeout=60)
+        finally:
+            command.kill()
+            os.close(gate)
+    assert (command.returncode, output, errors) == (130, "", "")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rltop-")] == []
 
 
