@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 
 from rltop.engines import ports, processes
-from rltop.engines.launcher import STAND_INS, Kind, marks, server_argv
+from rltop.engines.launcher import NOTHING, STAND_INS, Kind, marks, server_argv
 from rltop.engines.processes import Ident
 from rltop.errors import RltopError
 
@@ -219,7 +219,7 @@ def _wait_until_ready(
     raise RltopError(
         "the engine did not start in time",
         where=str(engine.log),
-        why=f"not ready after {engine.spec.start_timeout_s:g} s; its last lines:\n{engine.log_tail()}",
+        why=f"not ready after {engine.spec.start_timeout_s:g} s; {last_words(engine.log_tail())}",
         do="raise start_timeout_s, or run its command by hand",
         exit_code=1,
     )
@@ -240,13 +240,24 @@ def _died(engine: EngineProcess, status: int) -> RltopError:
     log = engine.log_tail()
     # The CPU engine's own message is the better one: what, why, what to do.
     own = re.search(r"^error: (.*)", log, re.MULTILINE | re.DOTALL)
+    advice = FROM_ITS_FIRST_ERROR if log.strip() else f"has {engine.spec.python} the server installed?"
     return RltopError(
         "the engine ended while it started",
         where=str(engine.log),
-        why=own.group(1) if own else f"exit status {status}; its last lines:\n{log}",
-        do="" if own else f"read the log: less {engine.log}",
+        why=own.group(1) if own else f"exit status {status}; {last_words(log)}",
+        do="" if own else advice,
         exit_code=2 if status == 2 else 1,
     )
+
+
+FROM_ITS_FIRST_ERROR = "read the log from its first error on"
+
+
+def last_words(log: str, indent: str = "") -> str:
+    """The end of a log in an error's reason; one that is empty is said to be."""
+    if not log.strip():
+        return NOTHING
+    return "its last lines:\n" + "\n".join(indent + line for line in log.splitlines())
 
 
 def tail(path: Path, lines: int) -> str:

@@ -33,6 +33,8 @@ SHOWN = ("CUDA_", "SGLANG_", "SGL_", "NCCL_", "NVSHMEM_", "TORCH_", "PYTORCH_", 
 """Prefixes of the environment variables that may leave an engine's machine."""
 
 LOG = "stdout.log"
+NOTHING = "it printed nothing"
+"""What an error says of an engine whose log is empty."""
 CRASH_DUMP = "--crash-dump-folder"
 """SGLang's: at its end it writes the requests of its last five minutes there."""
 CRASH_DUMP_FOLDER = "crash_dump"

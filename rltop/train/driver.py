@@ -19,7 +19,7 @@ from rltop.train.loop import History
 from rltop.train.narrator import configure_console
 from rltop.train.run import Run
 from rltop.train.summary import summary
-from rltop.train.supervisor import end_with_parent
+from rltop.train.supervisor import end_with_parent, without_lost_log
 
 
 class Result:
@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"rltop: interrupted by {stop}; every process of the run is gone", file=sys.stderr)
     except RltopError as error:
         reason, code = "failed", error.exit_code
+        error = without_lost_log(error, config, Path(argv[0]), os.environ)
         print(f"rltop: {error}", file=sys.stderr)
     signals.shield()
     if code != 2:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rltop.engines.launch import EngineSpec
+from rltop.engines.launch import FROM_ITS_FIRST_ERROR, EngineSpec, last_words
 from rltop.engines.traffic_ring import FOLDER as TRAFFIC
 from rltop.errors import RltopError
 from rltop.train.arguments import TrainConfig
@@ -213,8 +213,8 @@ class RayRollouts:
                 raise RltopError(
                     f"engine {self.facts[at].id} died (pid {self.facts[at].pid}, exit status {look.exit_code})",
                     where=self.facts[at].log,
-                    why="its last lines:\n" + "\n".join("       | " + line for line in look.tail.splitlines()),
-                    do="read the log from its first error on",
+                    why=last_words(look.tail, "       | "),
+                    do=FROM_ITS_FIRST_ERROR,
                     exit_code=1,
                 )
 

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rltop.engines.launcher import LOG, NOTHING
 from rltop.errors import RltopError
 from rltop.runs.leftovers import owned_dir
 from rltop.runs.own_python import own_python
@@ -88,7 +89,7 @@ def _interrupt(driver: subprocess.Popen[bytes], stop: Interrupted, signals: Sign
 @contextlib.contextmanager
 def work_directory(config: TrainConfig, environ: Mapping[str, str]) -> Iterator[Path]:
     """Where the run writes: below the daemon's run directory, or --save-dir, or a directory that goes again."""
-    home = environ.get("RLTOP_RUN_DIR") or config.save_dir
+    home = _home(config, environ)
     if home is not None:
         directory = Path(home).absolute() / "train"
         directory.mkdir(parents=True, exist_ok=True)
@@ -96,6 +97,20 @@ def work_directory(config: TrainConfig, environ: Mapping[str, str]) -> Iterator[
         return
     with owned_dir("rltop-train-") as directory:
         yield directory
+
+
+def _home(config: TrainConfig, environ: Mapping[str, str]) -> Path | str | None:
+    return environ.get("RLTOP_RUN_DIR") or config.save_dir
+
+
+def without_lost_log(error: RltopError, config: TrainConfig, work_dir: Path, environ: Mapping[str, str]) -> RltopError:
+    """The error as it is true when the command has ended: a log in a directory that goes again is not to be read."""
+    log = Path(error.where)
+    if _home(config, environ) is not None or log.name != LOG or not log.is_relative_to(work_dir):
+        return error
+    keep = "start again with --save-dir DIR, which keeps the log (this one is deleted)"
+    do = f"{keep}, and {error.do}" if error.do and NOTHING not in error.why else error.do
+    return RltopError(error.what, why=error.why, do=do, exit_code=error.exit_code)
 
 
 @contextlib.contextmanager

@@ -109,6 +109,13 @@ def test_an_engine_that_ends_while_it_starts_is_reported_with_its_last_lines(tmp
     assert failed.value.exit_code == 1
 
 
+def test_an_engine_that_printed_nothing_is_said_to_have(tmp_path: Path) -> None:
+    with pytest.raises(RltopError, match="ended while it started") as failed:
+        launch_engine(_fake(tmp_path, "exit 0"))
+    assert failed.value.why == "exit status 0; it printed nothing"
+    assert failed.value.do == f"has {tmp_path}/fake-python the server installed?"
+
+
 def test_an_engine_that_is_not_ready_in_time_is_killed_and_reported(tmp_path: Path) -> None:
     ticks = iter([0.0, 1.0, 200.0])
     with pytest.raises(RltopError, match="did not start in time") as failed:

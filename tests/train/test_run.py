@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,6 +263,28 @@ def test_an_interrupt_while_modules_are_imported_says_nothing(process: str, modu
             os.close(gate)
     assert (command.returncode, output, errors) == (130, "", "")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rltop-")] == []
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_log_is_only_pointed_at_when_it_is_kept(kept: bool, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such kernel\nexit 3\n")
+    python.chmod(0o755)
+    flags = ["--engine", "sglang", "--engine-python", str(python)]
+    flags += ["--save-dir", str(tmp_path / "kept")] if kept else []
+    done = subprocess.run(
+        [sys.executable, "-m", "rltop", "train", *TINY, *flags],
+        capture_output=True,
+        text=True,
+        env=environment(directory=tmp_path),
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    error = done.stderr[done.stderr.index("rltop: ") :]
+    assert "why: exit status 3; its last lines:\nno such kernel" in error
+    logs = re.findall(r"/[^ ]*stdout\.log", error)
+    assert [Path(log).read_text() for log in logs] == (["no such kernel\n"] if kept else [])
+    assert ("--save-dir DIR, which keeps the log" in error) != kept
 
 
 SLOW = """
