@@ -50,7 +50,7 @@ def unfit(kind: Kind, python: str, env: Mapping[str, str], *, patience_s: float 
 
     env: the whole environment that the engine would get; its PATH finds a `python` without a `/`.
     """
-    _, *options = server_argv(kind, python, (), Path(os.devnull))
+    _, *options = server_argv(kind, python, (), Path(os.devnull), env)
     at = options.index("-m")
     module = options[at + 1]
     try:
