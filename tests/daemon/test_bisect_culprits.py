@@ -46,6 +46,7 @@ class Case:
     culprit: frozenset[str]
     toggles: tuple[str, ...] = TOGGLES
     sure: float = 0.0
+    args: tuple[str, ...] = ARGS
 
 
 CASES = {
@@ -56,8 +57,12 @@ CASES = {
         frozenset({"cuda_graph", "speculative", "overlap_schedule"}),
     ),
     # Without graphs nothing is padded: no arm tells the padding from the padding of graphs, and that is said.
+    # With NGRAM SGLang captures every small size, and the stand-in's batches are small.
     "padding-only": Case(
-        "ima:cuda_graph&cuda_graph_padding:batch=4", frozenset({"cuda_graph", "cuda_graph_padding"}), WITH_PADDING
+        "ima:cuda_graph&cuda_graph_padding:batch=4",
+        frozenset({"cuda_graph", "cuda_graph_padding"}),
+        WITH_PADDING,
+        args=(*ARGS, "--cuda-graph-bs-decode", "1", "4", "8", "16"),
     ),
     # Graphs off take the padding with them: that must not be blamed.
     "alias": Case("ima:cuda_graph:batch=4", frozenset({"cuda_graph"}), WITH_PADDING),
@@ -80,7 +85,7 @@ async def found(
 ) -> dict[str, Any]:
     """Bisect one injected fault; its engines have to be back. The cell."""
     # Hazards are drawn from the run's name, among others.
-    rig = Rig(folder, fault=case.fault, engines=engines, args=ARGS, kind=kind, name=f"run-{seed}")
+    rig = Rig(folder, fault=case.fault, engines=engines, args=case.args, kind=kind, name=f"run-{seed}")
     async with rig.life():
         try:
             await rig.start()

@@ -300,7 +300,8 @@ class Scheduler:
             self.profile = None
         if self.injection.armed:
             self._count()  # what a watcher sees while the loop stands still
-            padded = phase == "decode" and self._limits.effects.decode.pads(len(samples))
+            # SGLang decodes all that run in one batch, and not one per length of slab.
+            padded = phase == "decode" and self._limits.effects.decode.pads(self._running())
             self.injection.before_batch(
                 phase, lambda: any(sample.params.top_k != 1 for sample in samples), padded=padded
             )
