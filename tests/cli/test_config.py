@@ -204,7 +204,7 @@ def test_the_trainers_preflight_is_of_the_environment_of_the_file(
     env = f'[env]\nPATH = "{tmp_path}/bin"\nPYTHONPATH = "{site.parent}"\nRAY_ADDRESS = ""\n'
     text = '[trainer]\nengine = "sglang"\nengine_python = "mypy3"\n'
     known = [*flag_names(TrainConfig)]
-    assert trainer_command(parse_up(text + env, where="f", trainer_flags=known), "f")[3] == "train"
+    assert "train" in trainer_command(parse_up(text + env, where="f", trainer_flags=known), "f")
     with pytest.raises(RltopError, match="no such interpreter"):
         trainer_command(parse_up(text, where="f", trainer_flags=known), "f")
 

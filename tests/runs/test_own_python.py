@@ -39,6 +39,7 @@ def test_no_other_command_runs_a_module_here() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.List | ast.Tuple) and _unsafe(node.elts)
     ]
-    # SGLang's -P depends on its interpreter; the question for versions goes to any Python, and clears the path itself.
-    allowed = ("sglang.launch_server", "_VERSIONS")
+    # SGLang's -P depends on its interpreter, and whether it has SGLang is asked with the options that SGLang gets; the
+    # question for versions goes to any Python, and clears the path itself.
+    allowed = ("sglang.launch_server", "_ASK", "_VERSIONS")
     assert [line for line in found if not any(word in line for word in allowed)] == []
