@@ -268,7 +268,8 @@ def test_an_interrupt_while_modules_are_imported_says_nothing(process: str, modu
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_log_is_only_pointed_at_when_it_is_kept(kept: bool, tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no such kernel\nexit 3\n")
+    asked = '[ "$1" = -c ] && { echo rltop-module-found; exit 0; }'  # whether it has SGLang
+    python.write_text(f"#!/bin/sh\n{asked}\necho no such kernel\nexit 3\n")
     python.chmod(0o755)
     flags = ["--engine", "sglang", "--engine-python", str(python)]
     flags += ["--save-dir", str(tmp_path / "kept")] if kept else []
