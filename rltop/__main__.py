@@ -4,4 +4,8 @@ import sys
 
 from rltop.cli.main import main
 
-sys.exit(main())
+code = main()
+# Of an interrupt that came out of an `exec` of text (every dataclass is made by one) Python remembers that it was not
+# caught, though it was, and `python -m` then dies of SIGINT instead of giving the exit code. The next one forgets it.
+exec("")
+sys.exit(code)

@@ -60,7 +60,7 @@ def test_an_interrupt_while_it_starts_leaves_no_daemon_and_no_trainer(
         wait_for(lambda: any(run.alive for run in list_runs()), "no daemon was started")
         process.send_signal(number)
         said = process.stderr.read()
-    assert process.returncode == code
+    assert process.returncode == code, said
     assert "Traceback" not in said
     assert "is down; what it left is in" in said
     assert [run.alive for run in list_runs()] == [False]

@@ -161,3 +161,17 @@ def test_a_file_that_can_not_be_read_is_said_in_words_with_advice(
         assert why in err
         assert "  do:  " in err
         assert "Errno" not in err
+
+
+def test_an_interrupt_in_what_python_executes_as_text_is_exit_code_130(tmp_path: Path) -> None:
+    """As when a module with a dataclass is imported at that moment."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import rltop.cli.main\n"
+        "def main():\n"
+        "    try: exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt: return 130\n"
+        "rltop.cli.main.main = main\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, "-m", "rltop"], env=os.environ | {"PYTHONPATH": path}, check=False)
+    assert done.returncode == 130
