@@ -51,6 +51,11 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def named(what: str, names: Sequence[str]) -> str:
+    """`engine 0`, `engines 0, 1`."""
+    return f"{what}{'' if len(names) == 1 else 's'} {', '.join(names)}"
+
+
 def jnum(value: float | None) -> float | str | None:
     """A number for `Verdict.value`: NaN and Inf become the strings that JSON output uses."""
     if value is None or math.isfinite(value):

@@ -74,6 +74,7 @@ def here(name: str | None) -> RunInfo:
 
 def what_goes_on(run: RunInfo) -> str:
     """`its trainer (process 7) runs on`, of a run without a daemon; empty: nothing of it is seen on this machine."""
+    from rltop.checks.phrase import named
     from rltop.daemon.engines_left import left_engines
     from rltop.daemon.trainer_job import adopt_trainer, read_record
 
@@ -83,7 +84,7 @@ def what_goes_on(run: RunInfo) -> str:
     trainer = record is not None and adopt_trainer(record, run.path) is not None
     found = [f"its trainer (process {record.pid})"] if trainer and record is not None else []
     if engines := left_engines(run.path):
-        found.append(f"engine{'s' * (len(engines) > 1)} {', '.join(engines)}")
+        found.append(named("engine", engines))
     alone = len(found) == 1 and len(engines) < 2
     return f"{' and '.join(found)} run{'s' * alone} on" if found else ""
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rltop.checks.phrase import named
 from rltop.daemon.commands import Plan, Stage
 from rltop.daemon.core import Core
 from rltop.daemon.engines import Engines
@@ -176,9 +177,8 @@ class Bisections:
                     return await self._follow(runner.record.id, stage)
 
                 names = runner.record.engines
-                engines = f"engine{'s' * (len(names) != 1)} {', '.join(names)}"
                 own = "its" if len(names) == 1 else "their"
-                return Plan([f"end {name}", f"{engines}: back on {own} own flags"], stop)
+                return Plan([f"end {name}", f"{named('engine', names)}: back on {own} own flags"], stop)
 
     def resume(self, row: Mapping[str, Any]) -> Plan | None:
         """How an operation of an earlier daemon goes on: the bisection itself does so by its record."""

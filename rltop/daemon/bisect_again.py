@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rltop.bisect.story import Story
+from rltop.checks.phrase import named
 from rltop.daemon.bisect_crashes import Refused
 from rltop.daemon.bisect_model import counts
 from rltop.daemon.bisect_record import Record
@@ -34,7 +35,7 @@ def plan(bisection: str, records: Sequence[Record], trials: Trials) -> tuple[Rec
     steps = [
         f"go on with bisection {record.id} ({record.crash.fingerprint}), which was cut off when its run went down: "
         f"{seen}; their crashes and their minutes without one count on",
-        f"reserve engine{'s' * (len(fit) != 1)} {', '.join(fit)}: out of the rotation until it ends, then back on "
+        f"reserve {named('engine', fit)}: out of the rotation until it ends, then back on "
         f"{'its' if len(fit) == 1 else 'their'} own flags",
         *(f"left out: {one}" for one in told),
     ]

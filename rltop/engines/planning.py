@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rltop.checks.phrase import named
 from rltop.engines.cautions import nobody_serves, unlike
 from rltop.engines.chores import model_config
 from rltop.engines.flags import parse
@@ -430,22 +431,22 @@ def _order(
         return "no engine is started or stopped"
     when = " at the next safe point" if request.when == "safe-point" else ""
     mode = "rolling" if isinstance(request, (Ab, AbEnd)) else request.mode
-    named = f"engine{'s' if len(targets) > 1 else ''} {', '.join(targets)}"
+    engines_named = named("engine", targets)
     if mode == "at-once":
-        return f"restart {named} at once{when}"
+        return f"restart {engines_named} at once{when}"
     total = sum(one.record.goal.run for one in engines.values())
     keep = request.keep
     if keep is not None and (keep < 0 or keep >= max(total, 1)):
-        why = f"keep {keep} of {total} engines serving, and restart {named}: that cannot be"
+        why = f"keep {keep} of {total} engines serving, and restart {engines_named}: that cannot be"
         return Refused(code="bad-args", why=why, do=f"give keep between 0 and {max(total - 1, 0)}")
     others = [one.id for one in engines.values() if one.record.goal.run and one.id not in targets]
     kept = keep_serving(keep, engines)
     turns = _turns(len(targets), total - kept)
     if kept == 0 and not others and len(targets) == 1:
-        return f"restart {named}{turns}{when}{_ALONE}"
+        return f"restart {engines_named}{turns}{when}{_ALONE}"
     if not any(engines[name].record.goal.run for name in targets):
-        return f"start {named}{when}; the others are not touched"
-    return f"restart {named}{turns}{when}; at least {kept} of {total} go on serving"
+        return f"start {engines_named}{when}; the others are not touched"
+    return f"restart {engines_named}{turns}{when}; at least {kept} of {total} go on serving"
 
 
 def _turns(count: int, room: int) -> str:
