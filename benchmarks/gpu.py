@@ -65,14 +65,17 @@ SIZES = {
 }
 PARTS = ("run", "push", "ab", "same", "rollout", "step")
 """By default; `resume` brings runs of its own."""
-ALONE = ("step", "resume")
-"""What needs no run before it."""
+ALONE = ("run", "step", "resume")
+"""What needs no run before it. Nor does `same`, where samples are loaded and no engine is asked."""
 TIMED = ("push", "ab", "same", "rollout", "step")
 """What other work on the machine would disturb."""
-
-
 SAME_PAIRS = 10
 """How many times as many pairs on one batch as with rollouts."""
+
+
+def needs_engine(part: str, config: TrainConfig) -> bool:
+    """Whether the part is measured on an engine that `run` has started."""
+    return part not in ALONE and not (part == "same" and config.mode == "train-only")
 
 
 def used_mib() -> list[int]:
@@ -240,8 +243,7 @@ class Bench:
             }
             try:
                 for part in parts:
-                    alone = part in ALONE or (part == "same" and self.config.mode == "train-only")
-                    if not alone and part != "run" and not rollouts.facts:
+                    if needs_engine(part, self.config) and not rollouts.facts:
                         failed += self._part(part, _nothing_runs)
                         continue
                     with quiet(self.lock if part in TIMED else None):
@@ -334,8 +336,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_console(sys.stdout)
     try:
         config = parse_args(rest)
-        wants_run = [part for part in own.only if part not in ALONE and part != "run"]
-        if wants_run and "run" not in own.only and (config.mode != "train-only" or wants_run != ["same"]):
+        wants_run = [part for part in own.only if needs_engine(part, config)]
+        if wants_run and "run" not in own.only:
             parser.error(f"--only: {', '.join(wants_run)} needs the engine that `run` starts")
         own.work.mkdir(parents=True, exist_ok=True)
         checkpoint = make_tiny_model(own.work / f"model-{own.size}", SIZES[own.size])

@@ -141,7 +141,7 @@ def _concerning(one: Moved, toggles: Sequence[str]) -> Moved:
     for name, factor in one.factors.items():
         if name in here or factor <= 1.0:
             continue
-        if (whole := PART_OF.get(name)) in toggles and whole is not None:
+        if (whole := PART_OF.get(name, "")) in toggles:
             here[whole] = max(here.get(whole, 1.0), factor)
         else:
             away = max(away, factor)

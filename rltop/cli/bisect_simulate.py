@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rltop.bisect.baselines import Checklist, Ddmin, Exhaustive
-from rltop.bisect.facts import PART_OF, CrashFacts, weigh
+from rltop.bisect.facts import PART_OF, CrashFacts, Tables, weigh
 from rltop.bisect.planner import Budget, Planner
 from rltop.bisect.rehearse import Ours, Rehearsal, rehearse
 from rltop.bisect.simulate import Bug, Happened, Law, Mix, Outcome, Strategy, bisect, bugs
 from rltop.bisect.space import Space, space
 from rltop.bisect.story import arm_words
+from rltop.checks.phrase import count
 from rltop.cli.output import print_json
 from rltop.engines.ground import NEVER
 from rltop.engines.toggle_table import TOGGLES
@@ -48,11 +49,7 @@ class Asked:
 
     def space(self) -> Space:
         """All culprits. Raises RltopError: a table of priors that can not be used, toggles that can not be bisected."""
-        try:
-            tables = load(self.priors or priors_path())
-        except RltopError as error:
-            do = error.do or "--priors FILE.toml of the shape that docs/bisect.md shows, or leave it out"
-            raise RltopError(error.what, where=error.where, why=error.why, do=do) from None
+        tables = self._tables()
         where = "bisect simulate --toggles"
         known = sorted({*TOGGLES, *tables.priors.weights} - {*NEVER})
         for name in self.toggles:
@@ -66,7 +63,14 @@ class Asked:
 
     def moved(self) -> list[str]:
         """What the facts of the first crash moved, for people."""
-        return [one.text() for one in weigh(self._facts(), self.toggles, load(self.priors or priors_path()))[1]]
+        return [one.text() for one in weigh(self._facts(), self.toggles, self._tables())[1]]
+
+    def _tables(self) -> Tables:
+        try:
+            return load(self.priors or priors_path())
+        except RltopError as error:
+            do = error.do or "--priors FILE.toml of the shape that docs/bisect.md shows, or leave it out"
+            raise RltopError(error.what, where=error.where, why=error.why, do=do) from None
 
     def _facts(self) -> CrashFacts:
         return CrashFacts(kernel=self.kernel)
@@ -104,27 +108,27 @@ def rehearsal(asked: Asked, bug: str, mean_min: float, *, as_json: bool) -> int:
         return 0
     how = "half of the starts" if known.law == "start" else f"a crash every {mean_min:g} min on average ({known.law})"
     print(f"A rehearsal, no engine is touched.\nThe bug: {_words(asked, found, known)}, {how}.")
-    print(f"{len(found.toggles)} toggles, {_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart.")
+    print(f"{len(found.toggles)} toggles, {count(asked.engines, 'engine')}, {asked.restart_min:g} min per restart.")
     print("".join(f"Known of the first crash: {one}.\n" for one in asked.moved()))
     print("     min  engine")
     for step in played.steps:
         print("\n".join(_step(found, step)))
     end = played.verdict
-    trials = _many(played.outcome.trials, "trial")
+    trials = count(played.outcome.trials, "trial")
     print(f"\n{end.state} after {played.outcome.minutes:.0f} min and {trials} ({end.probability:.0%} sure):")
     print(textwrap.fill(end.text, 110, initial_indent="  ", subsequent_indent="  "))
     print("That is right." if played.right else "That is wrong." if played.outcome.culprit is not None else "No name.")
     return 0
 
 
-def table(asked: Asked, count: int, *, bug: str | None = None, mean_min: float = 20.0, as_json: bool) -> int:
+def table(asked: Asked, plays: int, *, bug: str | None = None, mean_min: float = 20.0, as_json: bool) -> int:
     """Plays many with each strategy: random bugs, or so many times this one."""
     found = asked.space()
     mix = Mix() if asked.law == "mixed" else Mix(laws={asked.law: 1.0}, chance=(0.2, 1.0))
     if bug is not None:
-        known = [_known(asked, found, bug, mean_min)] * count
+        known = [_known(asked, found, bug, mean_min)] * plays
     else:
-        known = list(bugs(found.toggles, _needs(asked, found), count=count, seed=asked.seed, mix=mix))
+        known = list(bugs(found.toggles, _needs(asked, found), count=plays, seed=asked.seed, mix=mix))
     width = len(found.toggles)
     makers: dict[str, Callable[[int], Strategy]] = {"rltop": lambda seed: Ours(asked.planner(found, seed))}
     if asked.law != "start":
@@ -136,16 +140,16 @@ def table(asked: Asked, count: int, *, bug: str | None = None, mean_min: float =
         }
     rows = [_row(what, make, known, asked, found.all_on) for what, make in makers.items()]
     if as_json:
-        print_json({"bugs": count, "bug": bug, "engines": asked.engines, "law": known[0].law if bug else asked.law,
+        print_json({"bugs": plays, "bug": bug, "engines": asked.engines, "law": known[0].law if bug else asked.law,
                     "strategies": rows})  # fmt: skip
         return 0
-    fleet = f"{_many(asked.engines, 'engine')}, {asked.restart_min:g} min per restart"
+    fleet = f"{count(asked.engines, 'engine')}, {asked.restart_min:g} min per restart"
     if bug is not None:
         how = "half of the starts" if known[0].law == "start" else f"a crash every {mean_min:g} min on average"
-        print(f"{_many(count, 'bisection')} of one bug, {_words(asked, found, known[0])}, {how} ({known[0].law});")
+        print(f"{count(plays, 'bisection')} of one bug, {_words(asked, found, known[0])}, {how} ({known[0].law});")
         print(f"{width} toggles, {fleet}.")
     else:
-        print(f"{count} simulated bugs of {width} toggles, {fleet}, law {asked.law}.")
+        print(f"{plays} simulated bugs of {width} toggles, {fleet}, law {asked.law}.")
     print(f"{'':<52}{'right':>8}{'wrong':>8}{'no name':>9}{'minutes':>9}{'median':>8}")
     for row in rows:
         shares = f"{row['right']:>8.1%}{row['wrong']:>8.1%}{row['no_name']:>9.1%}"
@@ -253,7 +257,3 @@ def _rehearsal_json(found: Space, known: Bug, played: Rehearsal) -> dict[str, An
         "trials": played.outcome.trials,
         "right": played.right,
     }
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -193,7 +193,7 @@ def _load(path: str) -> str | None:
 
 def _own(launch: Launch, facts: Facts, directory: Path) -> OwnTrainer | None:
     """What only `rltop train` has, where that is what is launched."""
-    if not any(_is_own(*pair) for pair in itertools.pairwise(word.text for word in launch.words)):
+    if _own_flags(launch) is None:
         return None
     load = facts.obs.args.text("load")
     kept = directory / load / "reference" if load else None
@@ -203,21 +203,19 @@ def _own(launch: Launch, facts: Facts, directory: Path) -> OwnTrainer | None:
 def _refused(launch: Launch, plan: Sequence[Step]) -> Iterator[Step]:
     """What `rltop train` would say before its start, where it is what is launched, all is known, and nothing fatal
     is said yet."""
-    words = [word.text for word in launch.words]
-    at = next((at for at, pair in enumerate(itertools.pairwise(words)) if _is_own(*pair)), None)
+    flags = _own_flags(launch)
     if (
-        at is None
+        flags is None
         or any(step.fatal for step in plan)
         or any(word.unread or is_unread(word.text) for word in launch.words)
     ):
         return
-    flags = launch.words[at + 2 :]
     if {"-h", "--help"} & {word.text for word in flags}:
         return
     lines = {word.text.partition("=")[0]: word.line for word in flags if word.text.startswith("--")}
     in_file = launch.source != "command line"
     environ = {**os.environ, **launch.env}
-    error = refusal(words[at + 2 :], lines if in_file else {}, launch.source, environ, touch=False)
+    error = refusal([word.text for word in flags], lines if in_file else {}, launch.source, environ, touch=False)
     if error is not None:
         text = f"rltop train refuses this: {error.where}: {error.what}" if error.where else error.what
         told = "; ".join(part for part in (text, error.why, error.do) if part)
@@ -229,8 +227,12 @@ def _short(step: Step) -> str:
     return step.text.partition("; ")[0] if step.topic == "refused" else step.text
 
 
-def _is_own(program: str, command: str) -> bool:
-    return (Path(program).name, command) == ("rltop", "train")
+def _own_flags(launch: Launch) -> Sequence[Word] | None:
+    """What stands behind `rltop train`; None: something else is launched."""
+    for at, (program, command) in enumerate(itertools.pairwise(word.text for word in launch.words)):
+        if (Path(program).name, command) == ("rltop", "train"):
+            return launch.words[at + 2 :]
+    return None
 
 
 def _config(text: str, path: Path) -> Launch:

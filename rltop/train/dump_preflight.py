@@ -1,8 +1,8 @@
 """What can be seen of the dumps of a train-only run before anything heavy starts: holes, cut files, other models.
 
-Needs no torch: `rltop.evidence.dump_file` reads the samples, one by one. Small dumps
-are judged whole, of a large first one the first samples; what is not looked at here is judged by the same rules when
-its rollout comes (`rltop.train.load_dump`).
+Needs no torch: `rltop.evidence.dump_file` reads the samples, one by one. Small dumps are judged whole, of a large first
+one the first samples; what is not looked at here is judged by the same rules when its rollout comes
+(`rltop.train.load_dump`).
 """
 
 from __future__ import annotations
